@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 from filelock import FileLock, Timeout
 
+from outrider_core import durable
 from outrider_core.drafting.bundle import BundleError
 
 
@@ -35,7 +36,7 @@ def put_in_place(aside: Path, output: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
     if output.exists():
         output.rename(old)
-    aside.rename(output)
+    durable.put_in_place(aside, output)
     shutil.rmtree(old, ignore_errors=True)
 
 

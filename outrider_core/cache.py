@@ -9,8 +9,11 @@ import os
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+from outrider_core import durable
 
 #: files of at least so many bytes are remembered; smaller ones are read each time
 REMEMBERED_BYTES = 16 << 20
@@ -71,7 +74,9 @@ def _sha256(path: Path, known: dict[str, Any], fresh: dict[str, list[Any]], prog
             progress.tick()
     settled = began - max(stamp[1:]) > SETTLED_NS and _stamp(path) == stamp
     if stamp[0] >= REMEMBERED_BYTES and settled:
-        fresh[name] = [*stamp, digest.hexdigest()]
+        with suppress(OSError):  # after a power cut size and times may be there, and the bytes not
+            durable.sync(path)
+            fresh[name] = [*stamp, digest.hexdigest()]
     return digest.hexdigest()
 
 

@@ -33,6 +33,8 @@ from export.bundle.to_onnx import INT8_ACTIVATIONS, accuracy_levels, data_file, 
 from export.bundle.understudy import write_understudy
 from export.places import locked, put_in_place
 from export.quiet import quiet
+from outrider_core import durable
+from outrider_core.cache import sha256_of
 from outrider_core.drafting.bundle import (
     FORMAT_VERSION,
     MANIFEST,
@@ -159,14 +161,14 @@ def _start_or_resume(plan: BundlePlan, aside: Path, console: Console) -> None:
     with contextlib.suppress(OSError):
         if (aside / "work" / "key").read_text() == key:
             console.print("going on with the interrupted export")
-            done = {FORMATS[name] for name in FORMATS if (aside / "work" / f"{name}.json").is_file()}
+            done = {FORMATS[name] for name in FORMATS if _lowered(aside, name) is not None}
             for path in aside.iterdir():
                 if path.is_file() and path.name.removesuffix(".data") not in done:
                     path.unlink()
             return
     shutil.rmtree(aside, ignore_errors=True)
     (aside / "work").mkdir(parents=True)
-    (aside / "work" / "key").write_text(key)
+    durable.write(aside / "work" / "key", key)
 
 
 def _write_engines(
@@ -176,16 +178,34 @@ def _write_engines(
     lowering = {}
     known = facts(manifest)
     for name in plan.options.format:
-        path, note = aside / FORMATS[name], aside / "work" / f"{name}.json"
-        if not note.is_file():
-            unfinished = aside / "work" / path.name
-            with quiet(), console.status(f"lowering to {path.name} ({plan.profile.quant})"):
+        table = _lowered(aside, name)
+        if table is None:
+            unfinished, files = aside / "work" / FORMATS[name], dict[str, str]()
+            with quiet(), console.status(f"lowering to {unfinished.name} ({plan.profile.quant})"):
                 table = _lower(plan, half, name, unfinished, known)
-            for part in sorted(unfinished.parent.glob(path.name + "*")):
-                part.rename(aside / part.name)
-            note.write_text(json.dumps(table))
-        lowering[name] = json.loads(note.read_text())
+            for part in sorted(unfinished.parent.glob(unfinished.name + "*")):
+                durable.put_in_place(part, aside / part.name)
+                [files[part.name]] = sha256_of([aside / part.name])
+            durable.write(_note(aside, name), json.dumps({"table": table, "files": files}))
+        lowering[name] = table
     return lowering
+
+
+def _note(aside: Path, name: str) -> Path:
+    """What says that the engine of a format is finished."""
+    return aside / "work" / f"{name}.json"
+
+
+def _lowered(aside: Path, name: str) -> dict[str, Any] | None:
+    """What the lowering to a format reported, if its files are those that it wrote."""
+    try:
+        note = json.loads(_note(aside, name).read_bytes())
+        if sha256_of([aside / file for file in note["files"]]) == list(note["files"].values()):
+            table: dict[str, Any] = note["table"]
+            return table
+    except (OSError, ValueError):  # none was finished, or a crash has taken it
+        pass
+    return None
 
 
 def _lower(plan: BundlePlan, half: DeviceHalf, name: str, path: Path, known: dict[str, Any]) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from export.progress import Meter
 from export.target.target_options import TargetOptions
 from export.target.target_plan import TargetPlan, check_resources, make_plan, show_plan
 from export.target.target_report import describe, markdown
+from outrider_core import durable
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.targets.bundle import FORMAT_VERSION, TargetBundle, TargetBundleError
 from outrider_core.targets.source import TargetError
@@ -87,7 +88,7 @@ def _start_or_resume(plan: TargetPlan, aside: Path) -> None:
     if not path.is_file() or path.read_text() != note:
         shutil.rmtree(aside, ignore_errors=True)
         aside.mkdir()
-        path.write_text(note)
+        durable.write(path, note)
 
 
 def _make(plan: TargetPlan, folder: Path, bits: int, first: TargetBundle | None = None) -> TargetBundle:
@@ -110,14 +111,15 @@ def _quality(plan: TargetPlan, aside: Path, bundle: TargetBundle, reference: Tar
     options, path = plan.options, aside / ANSWERS_FILE
     prompts = plan.prompts
     asked = {"prompts": prompts, "tokens": options.answer_tokens}
-    kept = json.loads(path.read_text()) if path.is_file() else {}
+    try:
+        kept = json.loads(path.read_bytes())
+    except (FileNotFoundError, ValueError):  # there is none, or a crash has damaged it
+        kept = {}
     if kept.get("asked") != asked:
         with Meter("the target's own answers", options.answer_tokens) as meter:
             answers = write_answers(reference, prompts, options.answer_tokens, Sampling(), _told(meter))
         kept = {"asked": asked, "answers": [asdict(answer) for answer in answers]}
-        new = path.with_suffix(".new")
-        new.write_text(json.dumps(kept))
-        new.replace(path)
+        durable.write(path, json.dumps(kept))
     answers = [WrittenAnswer(**answer) for answer in kept["answers"]]
     with Meter("comparing", len(answers)) as meter:
         found = compare(bundle, reference, answers, lambda done: meter.update(done, ""))

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import torch
 
@@ -206,9 +207,7 @@ def generate_answers(
     whose prompt is too long has no answers. `on_end(answer tokens)` is called with each. bundle: the target's 8-bit
     copy, if that is to write.
     """
-    for _ in read_answers(path):  # cuts off what a kill has left of a line
-        break
-    with path.open("a", encoding="utf-8") as file:
+    with append_to(path) as file:
 
         def write(conversation: OngoingConversation) -> None:
             file.write(json.dumps(conversation.record(), separators=(",", ":")) + "\n")
@@ -219,12 +218,15 @@ def generate_answers(
 
 
 def read_answers(path: Path) -> Iterator[dict[str, Any]]:
-    """Rows of an answers file; a half-written last line (after a kill) is cut off the file."""
-    if not path.is_file():
-        return
-    data = path.read_bytes()
-    if data and not data.endswith(b"\n"):
-        data = data[: data.rfind(b"\n") + 1]
-        path.write_bytes(data)
-    for line in data.splitlines():
-        yield json.loads(line)
+    """Rows of an answers file. What a crash has left of a line is none: half of it, or zeros."""
+    for line in path.read_bytes().splitlines() if path.is_file() else []:
+        with suppress(ValueError):
+            yield json.loads(line)
+
+
+def append_to(path: Path) -> TextIO:
+    """Open an answers file for further rows, the first of which begins a line whatever a crash has left before it."""
+    file = path.open("a+", encoding="utf-8")
+    if file.tell() and not path.read_bytes().endswith(b"\n"):
+        file.write("\n")
+    return file

@@ -10,6 +10,7 @@ import copy
 import hashlib
 import os
 import shutil
+import zlib
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,9 @@ from transformers import DynamicCache
 from outrider_core.models.moa_config import MoAConfig
 from outrider_core.models.target import Target
 from outrider_core.protocol.rows import LEAST_DIVISOR
+
+#: behind each row
+CHECK_BYTES = 4
 
 Spans = tuple[tuple[int, int], ...]
 
@@ -77,8 +81,9 @@ class OnlineFeatures:
 class FeatureCache(OnlineFeatures):
     """The same, kept in a folder: one file for each text, so that every stage and every later run finds it again.
 
-    A token's row: K and V as int8 with one float16 scale per head, then the hidden state in float16. Raises OSError
-    where the disk has no room for what is not there yet.
+    A token's row: K and V as int8 with one float16 scale per head, the hidden state in float16, and a CRC-32 of these;
+    a file that a crash has damaged is made again. All are of one target in one dtype. Raises OSError where the disk has
+    no room for what is not there yet.
     """
 
     def __init__(self, target: Target, config: MoAConfig, sequences: Seq[Sequence], folder: Path) -> None:
@@ -102,8 +107,10 @@ class FeatureCache(OnlineFeatures):
 
     def _one(self, index: int) -> tuple[Tensor, Tensor]:
         file = self.files[index]
-        size = len(self.sequences[index].ids) * self._width
-        if not file.is_file() or file.stat().st_size != size:
+        content = np.frombuffer(file.read_bytes() if file.is_file() else b"", np.uint8)
+        count = len(self.sequences[index].ids)
+        rows = content.reshape(-1, self._width) if len(content) == count * self._width else None
+        if rows is None or not np.array_equal(rows[:, -CHECK_BYTES:], _checks(rows[:, :-CHECK_BYTES])):
             kv, hidden = super().batch([index])
             rows = self._pack(kv[0].float().cpu().numpy(), hidden[0].float().cpu().numpy())
             aside = file.with_suffix(f".{os.getpid()}")
@@ -112,7 +119,7 @@ class FeatureCache(OnlineFeatures):
                 aside.rename(file)
             finally:
                 aside.unlink(missing_ok=True)
-        return self._unpack(np.fromfile(file, np.uint8).reshape(-1, self._width))
+        return self._unpack(rows)
 
     def _pack(self, kv: NDArray[np.float32], hidden: NDArray[np.float32]) -> NDArray[np.uint8]:
         groups = kv.reshape(len(kv), self._groups, -1)
@@ -120,11 +127,12 @@ class FeatureCache(OnlineFeatures):
         divisor = np.maximum(scales.astype(np.float32), LEAST_DIVISOR)[..., None]
         values = np.clip(np.rint(groups / divisor), -127, 127).astype(np.int8)
         halves = np.clip(hidden, -65504, 65504).astype(np.float16)
-        return np.concatenate([x.reshape(len(kv), -1).view(np.uint8) for x in (values, scales, halves)], 1)
+        row = np.concatenate([x.reshape(len(kv), -1).view(np.uint8) for x in (values, scales, halves)], 1)
+        return np.concatenate([row, _checks(row)], 1)
 
     def _unpack(self, rows: NDArray[np.uint8]) -> tuple[Tensor, Tensor]:
         cuts = np.cumsum([self._values, 2 * self._groups])
-        values, scales, halves = (np.ascontiguousarray(part) for part in np.split(rows, cuts, 1))
+        values, scales, halves = (np.ascontiguousarray(part) for part in np.split(rows[:, :-CHECK_BYTES], cuts, 1))
         groups = values.view(np.int8).reshape(len(rows), self._groups, -1)
         kv = groups * scales.view(np.float16).astype(np.float32)[..., None]
         shape = (len(rows), len(self.config.target_layers), self.config.kv_width)
@@ -139,7 +147,12 @@ def sent(tensor: Tensor, device: torch.device) -> Tensor:
 def row_bytes(config: MoAConfig) -> int:
     """Bytes of a token in a FeatureCache."""
     values = len(config.target_layers) * config.kv_width
-    return values + 2 * values // config.target_head_dim + 2 * config.hidden_size
+    return values + 2 * values // config.target_head_dim + 2 * config.hidden_size + CHECK_BYTES
+
+
+def _checks(rows: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """The CRC-32 of each row, [n, CHECK_BYTES]."""
+    return np.array([[zlib.crc32(row)] for row in np.ascontiguousarray(rows)], "<u4").view(np.uint8)
 
 
 def _name(ids: list[int]) -> str:

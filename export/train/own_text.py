@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from export.train.answers import read_answers
+from export.train.answers import append_to, read_answers
 from export.train.batches import MASKED, row_mask_of
 from export.train.features import OnlineFeatures, Sequence
 from outrider_core.models.moa import DeviceHalf, MoA
@@ -109,7 +109,7 @@ def write_alone(
     moa.eval()
     at_once = AT_ONCE_CPU if features.target.model.device.type == "cpu" else AT_ONCE_GPU
     left = sorted((i for i in indices if i not in done), key=lambda i: len(features.sequences[i].ids))  # little padding
-    with path.open("a", encoding="utf-8") as file:
+    with append_to(path) as file:
         while left:
             on_end(len(done))
             longest = len(features.sequences[left[min(at_once, len(left)) - 1]].ids)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import random
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional
@@ -25,6 +26,7 @@ from export.train.loss import HeadLoss
 from export.train.muon import Muon
 from export.train.recipe import TrainSettings
 from export.train.share import ALONE, Share
+from outrider_core import durable
 
 EVALUATED_AT_ONCE = 8  # sequences
 # Under autocast the norms get bfloat16 input and keep float32 gains; torch says once that this is not its fastest path.
@@ -124,12 +126,16 @@ class Trainer:
         ]
         self.share = share  # each rank takes its own batch of every step
         self.step, self.steps = 0, len(self.plan) // share.size
+        self._whole = True  # the optimisers are not in the middle of a step
         self.curve: list[Point] = []  # kept with the checkpoint; whoever runs it adds to it
         if checkpoint.is_file():
             self._restore()
 
     def run(self, save_every: float = 60.0) -> Generator[Progress, None, None]:
-        """Train to the end, yielding after each step; saves every `save_every` seconds and on any exit."""
+        """Train to the end, yielding after each step; saves every `save_every` seconds and on any exit.
+
+        An exit while the optimisers take a step leaves the checkpoint before it: half of a step cannot be gone on with.
+        """
         saved = time.monotonic()
         try:
             while self.step < self.steps:
@@ -138,7 +144,8 @@ class Trainer:
                     self.save()
                     saved = time.monotonic()
         finally:
-            self.save()
+            if self._whole:
+                self.save()
 
     def _one_step(self) -> Progress:
         batches = self.plan[self.step * self.share.size : (self.step + 1) * self.share.size]
@@ -153,10 +160,12 @@ class Trainer:
         loss.backward()
         self.share.average(self.parameters.values())
         torch.nn.utils.clip_grad_norm_(self.parameters.values(), 1.0)
+        self._whole = False
         for optimiser in self.optimisers:
             optimiser.step()
             optimiser.zero_grad(set_to_none=True)
         self.step += 1
+        self._whole = True
         tokens = sum(len(self.features.sequences[i].ids) for indices in batches for i in indices)
         return Progress(self.step, self.steps, tokens, loss.detach(), agreement)
 
@@ -214,30 +223,51 @@ class Trainer:
                 for key, value in optimiser.state.get(parameter, {}).items():
                     tensors[f"optimiser.{name}|{key}"] = value
         aside = self.checkpoint.with_suffix(".tmp")
-        state = {"step": self.step, "steps": self.steps, "curve": self.curve}
-        contiguous = {k: v.clone().contiguous() for k, v in tensors.items()}
+        contiguous = {k: v.to("cpu", copy=True).contiguous() for k, v in tensors.items()}
+        state = {"step": self.step, "steps": self.steps, "curve": self.curve, "sha256": _digest(contiguous)}
         save_file(contiguous, aside, metadata={"state": json.dumps(state)})
-        aside.rename(self.checkpoint)
+        durable.put_in_place(aside, self.checkpoint)
 
     def _restore(self) -> None:
-        with safe_open(self.checkpoint, "pt", device=str(self.device)) as file:
-            state = json.loads(file.metadata()["state"])
-            if state["steps"] != self.steps:
-                raise ValueError(
-                    f"{self.checkpoint} is from a run of {state['steps']} steps, this one has {self.steps}; "
-                    "use the same prompts, --epochs and --batch-tokens, or another --work-dir"
-                )
-            self.step, self.curve = state["step"], [tuple(point) for point in state.get("curve", [])]
-            with torch.no_grad():
-                for name, parameter in self.parameters.items():
-                    parameter.copy_(file.get_tensor(f"weight.{name}"))
-            moments: dict[str, dict[str, Tensor]] = {}
-            for entry in file.keys():  # noqa: SIM118 - a safetensors file is not a mapping
-                if entry.startswith("optimiser."):
-                    name, key = entry.removeprefix("optimiser.").split("|")
-                    moments.setdefault(name, {})[key] = file.get_tensor(entry)
+        state, tensors = _read_checkpoint(self.checkpoint)
+        if state["steps"] != self.steps:
+            raise ValueError(
+                f"{self.checkpoint} is from a run of {state['steps']} steps, this one has {self.steps}; "
+                "use the same prompts, --epochs and --batch-tokens, or another --work-dir"
+            )
+        self.step, self.curve = state["step"], [tuple(point) for point in state["curve"]]
+        with torch.no_grad():
+            for name, parameter in self.parameters.items():
+                parameter.copy_(tensors[f"weight.{name}"])
+        moments: dict[str, dict[str, Tensor]] = {}
+        for entry, tensor in tensors.items():
+            if entry.startswith("optimiser."):
+                name, key = entry.removeprefix("optimiser.").split("|")
+                moments.setdefault(name, {})[key] = tensor.to(self.device)
         for optimiser in self.optimisers:
             owned = {id(p) for group in optimiser.param_groups for p in group["params"]}
             for name, parameter in self.parameters.items():
                 if id(parameter) in owned and name in moments:
                     optimiser.state[parameter] = moments[name]
+
+
+def _digest(tensors: dict[str, Tensor]) -> str:
+    """SHA-256 over names and bytes of tensors on the CPU, 64 hex digits."""
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        digest.update(name.encode())
+        digest.update(tensors[name].reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def _read_checkpoint(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """(state, tensors) as `save` wrote them. Raises ValueError."""
+    try:
+        with safe_open(path, "pt") as file:
+            state: dict[str, Any] = json.loads(file.metadata()["state"])
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is not a mapping
+        if state["sha256"] == _digest(tensors):
+            return state, tensors
+    except (SafetensorError, OSError, ValueError, KeyError, TypeError):
+        pass
+    raise ValueError(f"{path} is damaged; delete it to train from the beginning, or give another --work-dir")

@@ -130,7 +130,7 @@ class TrainingSet:
         """What the target knows of these texts. where: "online", "cache", or "auto": online on a GPU, else cache."""
         if where == "online" or (where == "auto" and self.target.model.device.type == "cuda"):
             return OnlineFeatures(self.target, self.config, self.sequences)
-        folder = f"features-{key_of(self.target.model_hash, self.config.target_layers)}"
+        folder = f"features-{key_of(self.target.model_hash, self.config.target_layers, self.target.model.dtype)}"
         return FeatureCache(self.target, self.config, self.sequences, work / folder)
 
     def checkpoint(self, student: Student, settings: TrainSettings, work: Path) -> Path:

@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
+from outrider_core import durable
+
 NGRAMS_FILE = "ngrams.safetensors"
 #: rates are stored in so many parts
 PARTS = 255
@@ -58,7 +60,7 @@ class NgramTable:
         keys = np.frombuffer(self._keys.tobytes(), np.uint64)
         save_file({"keys": keys, "tokens": self._tokens, "rates": self._rates}, part)
         part.chmod(0o644)  # safetensors leaves it readable to its owner only
-        part.replace(path)
+        durable.put_in_place(part, path)
         return path
 
     @classmethod

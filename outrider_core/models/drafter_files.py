@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from outrider_core import durable
 from outrider_core.models.drafter_arrays import CONFIG_FILE, WEIGHTS_FILE, read_drafter
 from outrider_core.models.moa_config import MoAConfig
 
@@ -34,10 +35,12 @@ def write_drafter(
     """A drafter folder of any kind; `config` is what its reader wants to know. as_given: keep the number formats."""
     folder.mkdir(parents=True, exist_ok=True)
     stored = {k: v if as_given or not v.is_floating_point() else v.half() for k, v in tensors.items()}
-    save_file({k: v.contiguous().cpu() for k, v in stored.items()}, folder / WEIGHTS_FILE)
-    (folder / WEIGHTS_FILE).chmod(0o644)  # safetensors leaves it readable to its owner only
+    part = folder / f".{WEIGHTS_FILE}.part"
+    save_file({k: v.contiguous().cpu() for k, v in stored.items()}, part)
+    part.chmod(0o644)  # safetensors leaves it readable to its owner only
+    durable.put_in_place(part, folder / WEIGHTS_FILE)
     text = json.dumps({"type": kind, **config, "notes": notes}, indent=2)
-    (folder / CONFIG_FILE).write_text(text + "\n")
+    durable.write(folder / CONFIG_FILE, text + "\n")
 
 
 def load_drafter(folder: Path) -> tuple[MoAConfig, dict[str, Tensor], str]:

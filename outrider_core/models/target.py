@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from outrider_core import durable
 from outrider_core.targets.identity import model_identity, write_source
 from outrider_core.targets.source import ALIASES, TargetError, TargetSource, eos_ids_of, holds_conversion
 
@@ -79,7 +80,7 @@ def _convert_aside(source: TargetSource, folder: Path) -> None:
         if folder.exists():
             shutil.rmtree(folder)
         try:
-            aside.rename(folder)
+            durable.put_in_place(aside, folder)
         except OSError:
             if not holds_conversion(folder, source.identity):
                 raise

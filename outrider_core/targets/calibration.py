@@ -12,6 +12,7 @@ import onnxruntime
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
+from outrider_core import durable
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.targets.answers import write_answers
 from outrider_core.targets.batch import Batch
@@ -147,9 +148,10 @@ def _feeds(text: Sequence[int], config: TargetConfig) -> dict[str, NDArray[np.ge
 
 def kept_texts(path: Path, write: Callable[[], list[list[int]]]) -> list[list[int]]:
     """The texts in a file, which are written unless an earlier call has done so."""
-    if not path.is_file():
-        aside = path.with_suffix(".partial")
-        aside.write_text(json.dumps(write()))
-        aside.replace(path)
-    texts: list[list[int]] = json.loads(path.read_text())
+    texts: list[list[int]]
+    try:
+        texts = json.loads(path.read_bytes())
+    except (FileNotFoundError, ValueError):
+        texts = write()
+        durable.write(path, json.dumps(texts))
     return texts

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ from pathlib import Path
 import onnx
 from filelock import FileLock, Timeout
 
+from outrider_core import durable
 from outrider_core.cache import sha256_of
 from outrider_core.protocol.wire import MAX_TOKENS
 from outrider_core.targets.bundle import (
@@ -73,7 +73,7 @@ def make_target_bundle(
                 else:
                     lowering.write(aside, done)
                 shutil.rmtree(folder, ignore_errors=True)
-                os.replace(aside, folder)
+                durable.put_in_place(aside, folder)
     except OSError as error:
         shutil.rmtree(aside, ignore_errors=True)  # the disk may be full
         raise TargetBundleError(f"{folder} cannot be written: {error.strerror or error}; {remedy}") from None
@@ -109,7 +109,7 @@ def _write_calibrated(
 ) -> None:
     """A third of the steps each: a first copy, its answers, and the copy that is kept."""
     plain = folder / PLAIN_FOLDER
-    if first is None and not (plain / MANIFEST_FILE).is_file():
+    if first is None and not _opens(plain):
         plain.mkdir(exist_ok=True)
         kind = lowering if lowering.bits == 8 else replace(lowering, bits=32)
         kind.write(plain, lambda step, steps: done(step, 3 * steps))
@@ -124,6 +124,18 @@ def _write_calibrated(
     lowering.write(folder, lambda step, steps: done(2 * steps + step, 3 * steps), moments)
     (folder / TEXTS_FILE).unlink()
     shutil.rmtree(plain, ignore_errors=True)
+
+
+def _opens(folder: Path) -> bool:
+    """Whether an earlier call has left a whole bundle there; one that is damaged is removed."""
+    if not (folder / MANIFEST_FILE).is_file():
+        return False
+    try:
+        open_target_bundle(folder)
+        return True
+    except TargetBundleError:
+        shutil.rmtree(folder)
+        return False
 
 
 @dataclass(frozen=True)
@@ -163,7 +175,7 @@ class _Lowering:
             "calibrated": moments is not None,
             "files": files,
         }
-        (folder / MANIFEST_FILE).write_text(json.dumps(manifest, indent=2) + "\n")
+        durable.write(folder / MANIFEST_FILE, json.dumps(manifest, indent=2) + "\n")
 
     def _open(self, folder: Path) -> tuple[Weights, TargetConfig, Sequence[int]]:
         """The weights, their shapes and the ids that end an answer; the tokenizer's files are put into `folder`."""

@@ -6,6 +6,7 @@ import hashlib
 import json
 from pathlib import Path
 
+from outrider_core import durable
 from outrider_core.cache import sha256_of
 
 #: files of a model folder that say what it computes and what it is asked, beside its weights
@@ -32,20 +33,19 @@ def model_identity(path: Path) -> str:
     """
     if path.is_file():
         return sha256_of([path])[0][:16]
-    own = _folder_identity(path)
-    source = _source(path)
-    return source["identity"] if source.get("folder") == own else own
+    return converted_from(path) or _folder_identity(path)
 
 
 def converted_from(folder: Path) -> str | None:
-    """The identity of the file that a folder was converted from; None where it does not say."""
-    return _source(folder).get("identity")
+    """The identity of the file that a folder was converted from; None if it does not say or was changed since."""
+    source = _source(folder)
+    return source["identity"] if source and source["folder"] == _folder_identity(folder) else None
 
 
 def write_source(folder: Path, file: Path) -> None:
     """Note in `folder` that it was converted from `file` and has not been changed since."""
     values = {"file": file.name, "identity": model_identity(file), "folder": _folder_identity(folder)}
-    (folder / SOURCE_FILE).write_text(json.dumps(values, indent=2) + "\n")
+    durable.write(folder / SOURCE_FILE, json.dumps(values, indent=2) + "\n")
 
 
 def _folder_identity(folder: Path) -> str:

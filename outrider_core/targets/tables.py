@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import onnx
 from numpy.typing import NDArray
 from onnx import helper
 
+from outrider_core import durable
 from outrider_core.targets.bundle import DATA_FILE
 
 Array = NDArray[Any]
@@ -24,20 +26,17 @@ ALIGNMENT = 4096
 class TableFile:
     """Tensors by name in `folder`. Use it as a context manager.
 
-    A tensor counts once its line in the index is there; whatever lies behind the last such tensor is overwritten.
+    A tensor counts once its line in the index is there and its bytes are those that were written; whatever lies behind
+    the last such tensor is overwritten.
     """
 
     def __init__(self, folder: Path) -> None:
-        self._entries: dict[str, dict[str, Any]] = {}
-        self._data = (folder / DATA_FILE).open("ab")
-        written = self._data.tell()
+        self._data = (folder / DATA_FILE).open("a+b")
         index = folder / INDEX_FILE
-        kept = [line for line in _lines(index) if line["offset"] + line["length"] <= written]
-        index.write_text("".join(json.dumps(line) + "\n" for line in kept))
+        self._entries = {line["name"]: line for line in _whole(self._data, index)}
+        durable.write(index, "".join(json.dumps(line) + "\n" for line in self._entries.values()))
         self._index = index.open("a")
-        for line in kept:
-            self._entries[line["name"]] = line
-        self._data.truncate(max((line["offset"] + line["length"] for line in kept), default=0))
+        self._data.truncate(max((line["offset"] + line["length"] for line in self._entries.values()), default=0))
         self._data.seek(0, 2)
 
     def __enter__(self) -> TableFile:
@@ -60,29 +59,31 @@ class TableFile:
 
     def _write(self, name: str, array: Array) -> dict[str, Any]:
         self._data.write(bytes(-self._data.tell() % ALIGNMENT))
-        offset = self._data.tell()
-        self._data.write(np.ascontiguousarray(array).data)
-        self._data.flush()
+        offset, values = self._data.tell(), np.ascontiguousarray(array).data
+        self._data.write(values)
+        durable.settle(self._data)
         entry = {
             "name": name,
             "type": helper.np_dtype_to_tensor_dtype(array.dtype),
             "shape": list(array.shape),
             "offset": offset,
             "length": array.nbytes,
+            "sha256": hashlib.sha256(values).hexdigest(),
         }
         self._index.write(json.dumps(entry) + "\n")
-        self._index.flush()
+        durable.settle(self._index)
         self._entries[name] = entry
         return entry
 
 
-def _lines(index: Path) -> list[dict[str, Any]]:
-    """The index, up to a line that was cut short."""
-    lines = list[dict[str, Any]]()
-    if index.exists():
-        for line in index.read_text().splitlines():
-            try:
-                lines.append(json.loads(line))
-            except ValueError:
-                break
-    return lines
+def _whole(data: IO[bytes], index: Path) -> Iterator[dict[str, Any]]:
+    """The index's lines, up to one that was cut short or whose tensor is damaged: the file is made anew from there."""
+    for line in index.read_bytes().splitlines() if index.exists() else []:
+        try:
+            entry = json.loads(line)
+        except ValueError:
+            return
+        data.seek(entry["offset"])
+        if hashlib.sha256(data.read(entry["length"])).hexdigest() != entry.get("sha256"):
+            return
+        yield entry

@@ -168,6 +168,16 @@ def test_resume_after_a_cut_last_line(tmp_path: Path) -> None:
     assert path.read_bytes().splitlines(keepends=True)[:4] == lines[:4]
 
 
+def test_lines_that_a_crash_has_zeroed_are_answered_again(tmp_path: Path) -> None:
+    prompts, path = some_prompts(9), tmp_path / "answers.jsonl"
+    answer(answering_target(), prompts, path)
+    expected, content = answers_of(path), bytearray(path.read_bytes())
+    content[len(content) // 3 : len(content) // 2] = bytes(len(content) // 2 - len(content) // 3)
+    path.write_bytes(content)
+    assert 0 < len(answer(answering_target(), prompts, path)) < 9
+    assert answers_of(path) == expected
+
+
 def test_a_finished_file_is_left_as_it_is(tmp_path: Path) -> None:
     prompts, path = some_prompts(3), tmp_path / "answers.jsonl"
     answer(answering_target(), prompts, path)

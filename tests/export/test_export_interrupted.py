@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +25,7 @@ from tests.export.conftest import (
     folders_of,
     snapshot,
 )
+from tests.power import forgotten, watched_disk
 from tests.tiny import save_tiny_drafter, save_tiny_target, tiny_model
 
 ROOT = Path(module.__file__).parents[1]
@@ -85,6 +87,25 @@ def test_another_version_of_an_exporter_starts_afresh(
     with pytest.raises(KeyboardInterrupt):
         write_bundle(folders.options(interrupted, "fp32", "onnx", "executorch"))
     assert reused.lowered == ["onnx", "executorch"] * 2
+
+
+@pytest.mark.parametrize("damage", ["zeros", "cut", "note"])
+def test_a_finished_engine_that_a_power_cut_damaged_is_lowered_again(
+    interrupted: Path, folders: Folders, reused: Reused, damage: str
+) -> None:
+    aside, before = interrupted.parent / ".copied.partial", len(reused.lowered)
+    engine, note = aside / ENGINE_FILE, aside / "work" / "onnx.json"
+    if damage == "zeros":
+        forgotten(engine, engine.stat().st_size // 2, 64)
+    elif damage == "cut":
+        os.truncate(engine, engine.stat().st_size - 1)
+    else:
+        note.write_bytes(bytes(note.stat().st_size))
+    with watched_disk() as disk:
+        write_bundle(folders.options(interrupted, "fp32", "onnx", "executorch"))
+    assert reused.lowered[before:] == ["onnx", "executorch"]
+    assert disk.unsettled == [] and ENGINE_FILE in disk.renamed and interrupted.name in disk.renamed
+    assert open_bundle(interrupted).manifest.engines.keys() == {"onnx", "executorch"}
 
 
 def test_engine_that_is_not_wanted_any_more_is_not_shipped(interrupted: Path, folders: Folders, reused: Reused) -> None:

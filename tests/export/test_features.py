@@ -13,9 +13,11 @@ from transformers import DynamicCache
 from cloud.torch_engine.features import TorchFeatures
 from cloud.torch_engine.runner import TorchRunner
 from export.train.features import FeatureCache, OnlineFeatures
+from export.train.training_set import TrainingSet
 from outrider_core.models.moa_config import MoAConfig
 from outrider_core.models.target import Target
 from tests.export.tiny_training import fresh_moa, some_sequences
+from tests.tiny import tiny_model, tiny_target
 
 #: torch says once that its fused norm is not used where activations are bfloat16 and weights float32
 pytestmark = pytest.mark.filterwarnings("ignore:Mismatch dtype")
@@ -124,3 +126,31 @@ def test_a_full_disk_leaves_no_half_file(cache: FeatureCache, monkeypatch: pytes
     with pytest.raises(OSError, match="no space left"):
         one(cache, 2)
     assert not list(cache.files[2].parent.iterdir())
+
+
+@pytest.mark.parametrize("where", [0, 900, -1])
+def test_a_file_that_lost_a_page_is_made_again(cache: FeatureCache, target: Target, where: int) -> None:
+    """As after a power cut: it is as long as it was, and has zeros in it."""
+    expected = one(cache, 2)[0]
+    content = bytearray(cache.files[2].read_bytes())
+    begin = where % len(content)
+    content[begin : begin + 4096] = bytes(len(content[begin : begin + 4096]))
+    if where == -1:
+        content[-1] = cache.files[2].read_bytes()[-1] ^ 1
+    cache.files[2].write_bytes(content)
+    assert torch.equal(one(cache, 2)[0], expected)
+    assert cache.files[2].read_bytes() != content
+
+
+def test_a_target_in_another_dtype_has_features_of_its_own(tmp_path: Path) -> None:
+    """They differ, and one work folder may see a GPU today and a CPU tomorrow."""
+    folders = set()
+    for dtype in (torch.float32, torch.bfloat16):
+        data = TrainingSet(tiny_target(tiny_model(dtype=dtype)), some_sequences(3), layers=2, draft_vocab=64)
+        features = data.features("cache", tmp_path)
+        assert isinstance(features, FeatureCache)
+        _, hidden = one(features, 0)
+        _, fresh_hidden = one(OnlineFeatures(data.target, data.config, data.sequences), 0)
+        torch.testing.assert_close(hidden.float(), fresh_hidden.float(), rtol=2e-3, atol=2e-3)
+        folders.add(features.files[0].parent)
+    assert len(folders) == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +29,7 @@ from outrider_core.models.moa_config import DrafterError, MoAConfig
 from outrider_core.models.target import Target
 from tests.device import DEVICE
 from tests.export.tiny_training import fresh_moa, some_sequences
+from tests.power import forgotten, watched_disk
 from tests.tiny import tiny_model, tiny_target
 
 #: torch says once that its fused norm is not used where activations are bfloat16 and weights float32
@@ -122,6 +124,47 @@ def test_a_kill_behind_the_last_save_loses_only_the_steps_since(bench: Bench, mo
     assert resumed.step == 4
     run_steps(resumed, 5)
     assert_same_weights(resumed, whole)
+
+
+@pytest.mark.parametrize("optimiser", [0, 1])
+def test_an_interrupt_between_the_optimisers_repeats_no_half_of_a_step(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, optimiser: int
+) -> None:
+    whole = bench.trainer("whole")
+    run_steps(whole, 8)
+    run_steps(bench.trainer("cut"), 3)
+    cut = bench.trainer("cut", seed=99)
+    one = cut.optimisers[optimiser]
+
+    def interrupted(*_: object) -> None:
+        type(one).step(one)
+        raise KeyboardInterrupt
+
+    run = cut.run()
+    next(run)
+    monkeypatch.setattr(one, "step", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        next(run)
+    resumed = bench.trainer("cut", seed=98)
+    run_steps(resumed, 8 - resumed.step)
+    assert_same_weights(resumed, whole)
+
+
+@pytest.mark.parametrize("damage", ["zeros", "cut", "empty"])
+def test_a_damaged_checkpoint_is_named(bench: Bench, damage: str) -> None:
+    trainer = bench.trainer("run")
+    with watched_disk() as disk:
+        run_steps(trainer, 2)
+    assert trainer.checkpoint.name in disk.renamed and trainer.checkpoint.with_suffix(".tmp").name not in disk.unsettled
+    path, size = trainer.checkpoint, trainer.checkpoint.stat().st_size
+    if damage == "zeros":
+        forgotten(path, size - 5000, 4096)
+    else:
+        os.truncate(path, size - 4096 if damage == "cut" else 0)
+    with pytest.raises(ValueError, match=r"is damaged; delete it to train from the beginning, or give another"):
+        bench.trainer("run")
+    path.unlink()
+    assert bench.trainer("run").step == 0
 
 
 def test_a_resumed_run_keeps_its_curve(bench: Bench) -> None:

