@@ -8,6 +8,7 @@ import signal
 import socket
 import ssl
 import threading
+from collections.abc import Callable
 from functools import partial
 from types import FrameType
 
@@ -21,7 +22,7 @@ from cloud.server.tls import CertificateError, reload_certificate
 from cloud.server.uvicorn_protocols import WebSocketProtocol
 from cloud.settings import Settings
 from cloud.telemetry import log
-from outrider_core.http_protocol import HttpProtocol
+from outrider_core.http_protocol import HttpProtocol, TlsServer
 from outrider_core.protocol.wire import MAX_CLIENT_FRAME
 
 #: exit status where the engine is broken, or where the end itself hangs (EX_SOFTWARE of sysexits)
@@ -63,14 +64,19 @@ class HttpServer(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
         self._loop.add_signal_handler(signal.SIGHUP, self._reload)
-        if self.config.is_ssl:  # else a silent socket would keep its TLS handshake for a minute, uncounted
-            self._loop.create_server = partial(  # type: ignore[method-assign]
-                self._loop.create_server, ssl_handshake_timeout=self.app.gate.request_seconds
-            )
+        if self._tls is not None:
+            self._loop.create_server = self._tls_server  # type: ignore[method-assign,assignment]
         await super().startup(sockets)
         self._watching = asyncio.create_task(self._watch())
         if self._leaving.is_set():
             self._end()
+
+    async def _tls_server(
+        self, make: Callable[[], HttpProtocol], *, sock: socket.socket, ssl: ssl.SSLContext, backlog: int
+    ) -> TlsServer:
+        """As uvicorn asks for a server."""
+        sock.listen(backlog)
+        return TlsServer(make, sock, ssl, self.app.gate.request_seconds)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self._loop is None:  # uvicorn has yet to start: there is nobody to drain

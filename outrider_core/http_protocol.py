@@ -1,16 +1,26 @@
-"""uvicorn's HTTP protocol with bounds that it lacks: on sockets, slow requests and what is not read."""
+"""uvicorn's HTTP protocol with bounds that it lacks: on sockets, slow requests, tiny chunks and what is not read."""
 
 from __future__ import annotations
 
 import asyncio
+import socket
+import ssl
+import sys
 from collections.abc import Callable
 from typing import Any, Protocol
 
 import h11
-from uvicorn.protocols.http.h11_impl import H11Protocol
+import msgspec
+from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
+
+from outrider_core.chat.api.errors import ApiError
 
 #: seconds that the rest of a body may take which nobody wants any more, and in which a close is awaited
 LAST_READ = 5.0
+#: seconds to wait where no socket can be accepted
+ACCEPT_AGAIN = 0.1
+#: chunks of one body that may have any size; further ones have CHUNK bytes on average: each takes the loop some 30 us
+FREE_CHUNKS, CHUNK = 256, 256
 
 
 class SocketBounds(Protocol):
@@ -31,7 +41,7 @@ class SocketBounds(Protocol):
         """Forget a counted socket that is gone."""
 
     def refused(self, reason: str) -> None:
-        """Count one that was cut: slow_request, unread."""
+        """Count one that was cut: slow_request, unread, invalid_request."""
 
 
 class SocketDeadline:
@@ -55,6 +65,24 @@ class SocketDeadline:
             self._timer = None
 
 
+class _Connection(h11.Connection):
+    """Takes no more chunks than a body of its size may have."""
+
+    _chunks = _bytes = 0
+
+    def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
+        """See h11. Raises RemoteProtocolError."""
+        event = super().next_event()
+        if isinstance(event, h11.Request):
+            self._chunks = self._bytes = 0
+        elif isinstance(event, h11.Data):
+            self._chunks += event.chunk_start
+            self._bytes += len(event.data)
+            if self._chunks > FREE_CHUNKS + self._bytes // CHUNK:
+                raise h11.RemoteProtocolError(f"too many small chunks: send chunks of {CHUNK} bytes or more")
+        return event
+
+
 class HttpProtocol(H11Protocol):
     """Cuts sockets beyond the bounds, and those that do not send a request or read a reply in time.
 
@@ -68,6 +96,7 @@ class HttpProtocol(H11Protocol):
 
     def __init__(self, bounds: SocketBounds, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
+        self.conn = _Connection(h11.SERVER)
         self._bounds, self.address, self.since = bounds, "", self.loop.time()
         self._entered = self._upgraded = False
         self._reading = SocketDeadline(self.loop, self._too_slow)
@@ -78,11 +107,21 @@ class HttpProtocol(H11Protocol):
         """Whether nobody waits for a reply on it."""
         return self.cycle is None or self.cycle.response_complete
 
+    def enter(self, address: str) -> bool:
+        """Count the socket, which comes from `address`. False: it is one too many, and to be cut."""
+        self.address = address
+        self._entered = self._bounds.enter(self)
+        return self._entered
+
+    def leave(self) -> None:
+        """Count it no more."""
+        if self._entered:
+            self._entered = False
+            self._bounds.leave(self.address)
+
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        self.address = self.client[0] if self.client else ""
-        self._entered = self._bounds.enter(self)
-        if self._entered:
+        if self._entered or self.enter(self.client[0] if self.client else ""):
             self._watch()
         else:
             transport.abort()
@@ -106,6 +145,21 @@ class HttpProtocol(H11Protocol):
             self._reading.keep("rest of a body", LAST_READ)
         else:
             self._reading.lift()
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what is no request, or no body, and close; there is nobody to tell behind a reply that has begun."""
+        fault = sys.exception()
+        self._bounds.refused("invalid_request")
+        if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
+            self.transport.abort()
+            return
+        status = fault.error_status_hint if isinstance(fault, h11.RemoteProtocolError) else 400
+        body = msgspec.json.encode(ApiError(status, f"this is not HTTP: {fault}", code="invalid_request").body())
+        headers = [("content-type", "application/json"), ("content-length", str(len(body))), ("connection", "close")]
+        head = h11.Response(status_code=status, headers=headers, reason=STATUS_PHRASES[status])
+        for event in (head, h11.Data(data=body), h11.EndOfMessage()):
+            self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()
 
     def _too_slow(self) -> None:
         self._bounds.refused("slow_request")
@@ -131,6 +185,55 @@ class HttpProtocol(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._reading.lift()
         self._writing.lift()
-        if self._entered:
-            self._bounds.leave(self.address)
+        self.leave()
         super().connection_lost(exc)
+
+
+class TlsServer:
+    """Accepts sockets for TLS, and counts each before its handshake. It has what uvicorn asks of an asyncio.Server.
+
+    asyncio's own tells a protocol of sockets whose handshake has succeeded, and nobody of others.
+
+    Args:
+        make: Returns what speaks HTTP on a socket.
+        listener: Where they come.
+        seconds: What a handshake may take.
+    """
+
+    def __init__(
+        self, make: Callable[[], HttpProtocol], listener: socket.socket, context: ssl.SSLContext, seconds: float
+    ) -> None:
+        self._make, self._context, self._seconds = make, context, seconds
+        listener.setblocking(False)
+        self._handshakes = set[asyncio.Task[None]]()
+        self._accepting = asyncio.create_task(self._accept(listener))
+
+    def close(self) -> None:
+        """Accept no more. The listener stays open."""
+        self._accepting.cancel()
+
+    async def wait_closed(self) -> None:
+        """Wait until that is so."""
+        await asyncio.wait({self._accepting})
+
+    async def _accept(self, listener: socket.socket) -> None:
+        while True:
+            try:
+                accepted, address = await asyncio.get_running_loop().sock_accept(listener)
+            except OSError:  # it is gone already, or this process has no descriptor left
+                await asyncio.sleep(ACCEPT_AGAIN)
+                continue
+            http = self._make()
+            if not http.enter(address[0]):
+                accepted.close()
+                continue
+            handshake = asyncio.create_task(self._shake(http, accepted))
+            self._handshakes.add(handshake)
+            handshake.add_done_callback(self._handshakes.discard)
+
+    async def _shake(self, http: HttpProtocol, accepted: socket.socket) -> None:
+        times = {"ssl_handshake_timeout": self._seconds, "ssl_shutdown_timeout": LAST_READ}
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(lambda: http, accepted, ssl=self._context, **times)
+        except OSError:
+            http.leave()

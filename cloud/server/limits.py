@@ -40,7 +40,7 @@ MESSAGE_SECONDS = 20.0
 MAX_CONNECTIONS = 10_000
 #: seconds for which a client may read nothing of a reply that is sent to it
 UNREAD = 60.0
-#: sockets of one address at a time, where the settings name no number and other machines can connect
+#: sockets of one address at a time, but half of all, where the settings name no number and other machines can connect
 PER_ADDRESS = 1024
 #: where an app finds how much its WebSocket holds, in the state of the ASGI scope
 WAITING = "outrider_waiting"
@@ -150,6 +150,7 @@ class RefusalReason(StrEnum):
     ADDRESS = "address_sockets"
     DESCRIPTORS = "descriptors"
     SLOW_REQUEST = "slow_request"
+    INVALID = "invalid_request"
     SLOW_MESSAGE = "slow_message"
     WAITING = "waiting_bytes"
     UNREAD = "unread"
@@ -162,9 +163,9 @@ class Gate:
     def __init__(self, settings: Settings, metrics: Metrics) -> None:
         self.request_seconds, self.message_seconds = REQUEST_SECONDS, MESSAGE_SECONDS
         self.unread_seconds, self.max_connections = UNREAD, MAX_CONNECTIONS
-        per_address = settings.sockets_per_address
-        self._per_address = (0 if is_loopback(settings.host) else PER_ADDRESS) if per_address is None else per_address
         self.most_sockets = descriptors() - RESERVED_DESCRIPTORS
+        usual = 0 if is_loopback(settings.host) else min(PER_ADDRESS, max(self.most_sockets // 2, 1))
+        self._per_address = usual if settings.sockets_per_address is None else settings.sockets_per_address
         self._sockets: Counter[str] = Counter()
         self._total, self._metrics = 0, metrics
 

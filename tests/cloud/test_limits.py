@@ -6,6 +6,7 @@ import asyncio
 import os
 import resource
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Iterator
@@ -29,7 +30,7 @@ from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.tree import TokenTree
 from outrider_core.protocol.wire import ERR_BOUNDS, ERR_BUSY, ERR_TOO_LONG, Error, Open, pack_ids
 from tests.cloud.drive import Client, make_verifier, serve
-from tests.cloud.running import running, save_folder
+from tests.cloud.running import Running, running, save_folder
 from tests.tiny import plain_decode, tiny_model, tiny_tokenizer
 from tests.waiting import HANG, until
 
@@ -379,13 +380,78 @@ def test_strangers_cannot_take_all_descriptors(tmp_path: Path) -> None:
             peer.close()
 
 
-def test_a_tls_handshake_that_does_not_begin_is_cut(tmp_path: Path) -> None:
-    folder = save_folder(tmp_path)
-    issued = trustme.CA().issue_cert("localhost")
-    issued.cert_chain_pems[0].write_to_path(str(tmp_path / "chain.pem"))
-    issued.private_key_pem.write_to_path(str(tmp_path / "key.pem"))
-    tls = ["--ssl-certfile", str(tmp_path / "chain.pem"), "--ssl-keyfile", str(tmp_path / "key.pem")]
-    with running(folder, *tls, constants={REQUEST_SECONDS: 1}) as server:
-        host, port = server.address.split(":")
-        with socket.create_connection((host, int(port)), timeout=HANG) as silent:
-            assert ends(silent) == b""  # by default it would have a minute, and be counted by nobody
+def hello_of_tls() -> bytes:
+    """What a client says first."""
+    context, out = ssl.create_default_context(), ssl.MemoryBIO()
+    with suppress(ssl.SSLWantReadError):
+        context.wrap_bio(ssl.MemoryBIO(), out, server_hostname="localhost").do_handshake()
+    return out.read()
+
+
+@pytest.fixture(scope="module")
+def tls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Running, ssl.SSLContext]]:
+    """A verifier that takes 20 sockets of an address and gives each five seconds, and a context that trusts it."""
+    folder = save_folder(tmp_path_factory.mktemp("tls"))
+    authority = trustme.CA()
+    issued = authority.issue_cert("localhost", "127.0.0.1")
+    issued.cert_chain_pems[0].write_to_path(str(folder / "chain.pem"))
+    issued.private_key_pem.write_to_path(str(folder / "key.pem"))
+    flags = ["--ssl-certfile", str(folder / "chain.pem"), "--ssl-keyfile", str(folder / "key.pem")]
+    trusting = ssl.create_default_context()
+    authority.configure_trust(trusting)
+    with running(folder, *flags, "--sockets-per-address", "20", constants={REQUEST_SECONDS: 5}) as server:
+        yield server, trusting
+
+
+@pytest.mark.parametrize(
+    "begin",
+    [b"", hello_of_tls()[:1], hello_of_tls()[:100], hello_of_tls(), WHOLE],
+    ids=["nothing", "a byte", "half a hello", "a hello", "no TLS"],
+)
+def test_sockets_that_never_finish_a_tls_handshake_are_bounded(
+    tls: tuple[Running, ssl.SSLContext], begin: bytes
+) -> None:
+    """Counted by address before the handshake, and cut; others are served meanwhile."""
+    server, trusting = tls
+    host, port = server.address.split(":")
+
+    def metric(name: str) -> float:
+        lines = httpx.get(f"https://{server.address}/metrics", verify=trusting, timeout=HANG).text.splitlines()
+        return sum(float(line.split()[-1]) for line in lines if line.startswith(name))
+
+    refused = 'outrider:refused_total{reason="address_sockets"}'
+    before, peers = metric(refused), list[socket.socket]()
+    for _ in range(60):
+        peers.append(socket.create_connection((host, int(port)), timeout=HANG, source_address=("127.0.0.2", 0)))
+        with suppress(ConnectionError):
+            peers[-1].sendall(begin)
+    if begin != WHOLE:  # which is refused as it comes
+        assert until(lambda: metric(refused) - before >= 20)
+    for peer in peers:
+        ends(peer)
+        peer.close()
+    assert until(lambda: metric("outrider:sockets ") <= 2)
+
+
+def test_what_comes_with_the_end_of_a_handshake_is_read(tls: tuple[Running, ssl.SSLContext]) -> None:
+    server, trusting = tls
+    host, port = server.address.split(":")
+    for _ in range(5):
+        came, out = ssl.MemoryBIO(), ssl.MemoryBIO()
+        client = trusting.wrap_bio(came, out, server_hostname=host)
+        with socket.create_connection((host, int(port)), timeout=HANG) as raw:
+            while True:
+                try:
+                    client.do_handshake()
+                    break
+                except ssl.SSLWantReadError:
+                    raw.sendall(out.read())
+                    came.write(raw.recv(65536))
+            client.write(WHOLE)
+            raw.sendall(out.read())  # both in one segment
+            said = b""
+            while b"alive" not in said:
+                came.write(raw.recv(65536))
+                with suppress(ssl.SSLWantReadError):
+                    said += client.read(65536)
+            assert said.startswith(b"HTTP/1.1 200 OK")

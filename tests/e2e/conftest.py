@@ -13,6 +13,7 @@ from export.bundle.bundle import write_bundle
 from export.bundle.bundle_options import BundleOptions
 from outrider_core.drafting.bundle import Bundle, open_bundle
 from outrider_core.targets.source import TargetSource
+from tests.e2e.endpoints import KINDS, Served, serving
 from tests.tiny import save_tiny_drafter, save_tiny_target, tiny_model
 
 ROOT = Path(__file__).parents[2]
@@ -59,3 +60,10 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]
 @pytest.fixture(scope="session")
 def bundle(folders: tuple[Path, Path, Path]) -> Bundle:
     return open_bundle(folders[2])
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def served(request: pytest.FixtureRequest, folders: tuple[Path, Path, Path], bundle: Bundle) -> Iterator[Served]:
+    """Each of the two endpoints."""
+    with serving(request.param, folders, bundle) as endpoint:
+        yield endpoint

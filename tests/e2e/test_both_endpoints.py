@@ -2,86 +2,32 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from openai import OpenAI
 
-from edge_runtime.options import Pinned, RuntimeOptions
-from edge_runtime.runtime import EdgeRuntime
-from outrider.cli.serve import Endpoint, run
 from outrider_core.chat.api.app import MAX_BODY
 from outrider_core.drafting.bundle import Bundle
 from outrider_core.protocol.sampling import Sampling
-from outrider_core.serving import bind
-from tests.cloud.drive import serve
-from tests.e2e.stack import MAX_NEW, PATIENCE, make_verifier, oracle
+from tests.e2e.endpoints import MESSAGES, PAGE, Folders, Served
+from tests.e2e.stack import MAX_NEW, oracle
 from tests.waiting import HANG
 
-Folders = tuple[Path, Path, Path]
-MESSAGES = [{"role": "user", "content": "w5 w9 w11"}]
-PAGE, EVIL = "http://app.example", "https://evil.example"
-
-
-@dataclass(frozen=True)
-class Served:
-    """An endpoint. url: of /v1. model: its name there. texts: of plain decoding, by sampling."""
-
-    url: str
-    model: str
-    texts: dict[Sampling, str]
-
-    def body(self, **more: Any) -> dict[str, Any]:
-        return {"model": self.model, "messages": MESSAGES, "max_tokens": MAX_NEW, "temperature": 0, **more}
-
-    def post(self, **more: Any) -> httpx.Response:
-        return httpx.post(f"{self.url}/chat/completions", json=self.body(**more), timeout=HANG)
+EVIL = "https://evil.example"
 
 
 @pytest.fixture(scope="module")
 def texts(folders: Folders, bundle: Bundle) -> dict[Sampling, str]:
+    """Of plain decoding, by sampling."""
     prompt = bundle.render_chat(MESSAGES)
     samplings = (Sampling(), Sampling(0.8, seed=5), Sampling(0.8, seed=6))
     return {
         each: bundle.tokenizer.decode(oracle(folders, prompt, each), skip_special_tokens=True) for each in samplings
     }
-
-
-@pytest.fixture(scope="module", params=["verifier", "device"])
-def served(
-    request: pytest.FixtureRequest, folders: Folders, bundle: Bundle, texts: dict[Sampling, str]
-) -> Iterator[Served]:
-    verifier = make_verifier(folders)
-    with serve(verifier, allow_origin=[PAGE]) as address:
-        if request.param == "verifier":
-            yield Served(f"http://{address}/v1", verifier.model_name, texts)
-            return
-        runtime = EdgeRuntime(bundle, address, RuntimeOptions(patience=PATIENCE, threads=1), Pinned(mode="tree"))
-        bound = bind("127.0.0.1", 0)
-        loop, endpoint = asyncio.new_event_loop(), Endpoint(runtime, origins=[PAGE])
-        task = loop.create_task(run(endpoint, bound))
-
-        def work() -> None:
-            with pytest.raises(asyncio.CancelledError):
-                loop.run_until_complete(task)
-            loop.close()
-
-        thread = threading.Thread(target=work)
-        thread.start()
-        bound[0].listen()
-        try:
-            yield Served(f"http://127.0.0.1:{bound[0].getsockname()[1]}/v1", endpoint.model, texts)
-        finally:
-            loop.call_soon_threadsafe(task.cancel)
-            thread.join(20)
-            assert not thread.is_alive()
 
 
 @pytest.fixture
@@ -91,22 +37,24 @@ def client(served: Served) -> Iterator[OpenAI]:
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.8, seed=5)])
-def test_the_text_is_plain_decodings_whole_and_streamed(served: Served, client: OpenAI, sampling: Sampling) -> None:
+def test_the_text_is_plain_decodings_whole_and_streamed(
+    served: Served, client: OpenAI, texts: dict[Sampling, str], sampling: Sampling
+) -> None:
     asked: Any = served.body(temperature=sampling.temperature, seed=sampling.seed)
     whole = client.chat.completions.create(**asked)
-    assert whole.choices[0].message.content == served.texts[sampling] and whole.choices[0].finish_reason == "length"
+    assert whole.choices[0].message.content == texts[sampling] and whole.choices[0].finish_reason == "length"
     assert whole.usage is not None and whole.usage.completion_tokens == MAX_NEW
     parts = list(client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True}))
     text = "".join(part.choices[0].delta.content or "" for part in parts if part.choices)
-    assert text == served.texts[sampling] and parts[-1].usage is not None
+    assert text == texts[sampling] and parts[-1].usage is not None
     assert parts[-1].usage.total_tokens == whole.usage.total_tokens
 
 
-def test_choices_stop_strings_and_the_other_calls(served: Served, client: OpenAI) -> None:
+def test_choices_stop_strings_and_the_other_calls(served: Served, client: OpenAI, texts: dict[Sampling, str]) -> None:
     asked: Any = served.body(temperature=0.8, seed=5, n=2)
     contents = [each.message.content for each in client.chat.completions.create(**asked).choices]
-    assert contents == [served.texts[Sampling(0.8, seed=seed)] for seed in (5, 6)]
-    text = served.texts[Sampling()]
+    assert contents == [texts[Sampling(0.8, seed=seed)] for seed in (5, 6)]
+    text = texts[Sampling()]
     stopped = client.chat.completions.create(**served.body(stop=text[10:14])).choices[0]
     assert stopped.message.content == text[: text.index(text[10:14])] and stopped.finish_reason == "stop"
     response = client.responses.create(
