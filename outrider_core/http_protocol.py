@@ -13,8 +13,6 @@ import h11
 import msgspec
 from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 
-from outrider_core.chat.api.errors import ApiError
-
 #: seconds that the rest of a body may take which nobody wants any more, and in which a close is awaited
 LAST_READ = 5.0
 #: seconds to wait where no socket can be accepted
@@ -154,7 +152,8 @@ class HttpProtocol(H11Protocol):
             self.transport.abort()
             return
         status = fault.error_status_hint if isinstance(fault, h11.RemoteProtocolError) else 400
-        body = msgspec.json.encode(ApiError(status, f"this is not HTTP: {fault}", code="invalid_request").body())
+        error = {"message": f"this is not HTTP: {fault}", "type": "invalid_request_error", "param": None}
+        body = msgspec.json.encode({"error": {**error, "code": "invalid_request"}})
         headers = [("content-type", "application/json"), ("content-length", str(len(body))), ("connection", "close")]
         head = h11.Response(status_code=status, headers=headers, reason=STATUS_PHRASES[status])
         for event in (head, h11.Data(data=body), h11.EndOfMessage()):
