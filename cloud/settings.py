@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -203,7 +204,12 @@ class Settings(BaseSettings):
         }
 
     def _values(self) -> dict[str, Any]:
-        return self.model_dump(mode="json", exclude={"config", "print_config"}, exclude_none=True)
+        """Paths are absolute: who reads them may be started elsewhere."""
+        values = self.model_dump(mode="json", exclude={"config", "print_config"}, exclude_none=True)
+        values |= {name: str(value.absolute()) for name in values if isinstance(value := getattr(self, name), Path)}
+        if Path(self.model).is_dir() and os.sep in self.model:
+            values["model"] = str(Path(self.model).absolute())
+        return values
 
 
 def read_settings(flags: Sequence[str], prog: str = "python -m cloud.verifier", **values: Any) -> Settings:
@@ -216,6 +222,11 @@ def read_settings(flags: Sequence[str], prog: str = "python -m cloud.verifier", 
     path = Path(values["config"]) if values.get("config") else _config_path(flags)
     if path is not None and not path.is_file():
         raise OSError(f"--config: {path} is not a file")
+    if path is not None:
+        try:
+            tomllib.loads(path.read_text())
+        except (OSError, ValueError) as error:
+            raise ValueError(f"--config: {path}: {error}") from error
 
     class WithFile(Settings):
         __doc__ = Settings.__doc__

@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None, prog: str = "python -m cloud.verifie
     except SettingsError as error:
         return _fail(str(error.__cause__ or error))
     except (OSError, ValueError) as error:
-        return _fail(f"--config: {error}".replace("--config: --config", "--config"))
+        return _fail(str(error))
     if settings.print_config:
         print(settings.as_toml(), end="")
         return 0

@@ -18,13 +18,13 @@ DRAWN_SEED_BITS = 62
 
 
 def checked_sampling(temperature: float, top_k: int, top_p: float, min_p: float, seed: int | None) -> Sampling:
-    """The parameters as they are sent; a seed of None is drawn. Raises ValueError that names the wrong one."""
+    """The parameters as they are sent; a seed of None or -1 is drawn. Raises ValueError that names the wrong one."""
     return Sampling(
         temperature=_number("temperature", temperature, 0.0, MAX_TEMPERATURE),
         top_k=_whole_number("top_k", top_k, 0, MAX_TOP_K, " (0 keeps every token)"),
         top_p=_number("top_p", top_p, 0.0, 1.0, above=True),
         min_p=_number("min_p", min_p, 0.0, 1.0),
-        seed=secrets.randbits(DRAWN_SEED_BITS) if seed is None else _whole_number("seed", seed, 0, MAX_SEED),
+        seed=secrets.randbits(DRAWN_SEED_BITS) if seed in (None, -1) else _whole_number("seed", seed, 0, MAX_SEED),
     )
 
 

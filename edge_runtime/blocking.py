@@ -115,6 +115,11 @@ class BlockingRuntime:
 
         self._call(forget())
 
+    @property
+    def link_error(self) -> str:
+        """As `EdgeRuntime.link_error`: why there is no connection."""
+        return self.runtime.link_error
+
     def _call(self, work: Coroutine[Any, Any, Result]) -> Result:
         if not self._thread.is_alive():
             work.close()

@@ -226,7 +226,7 @@ class EdgeRuntime:
             max_new_tokens: Verified tokens at most.
             temperature: 0 is greedy.
             top_k, top_p, min_p: Which tokens may be drawn; 0, 1 and 0 allow all.
-            seed: The same seed gives the same text; None picks one.
+            seed: The same seed gives the same text; None or -1 picks one.
             stop: A string or strings that end the answer; they are not part of it.
             response_format, logit_bias, frequency_penalty, presence_penalty, tools, tool_choice, parallel_tool_calls:
                 As OpenAI has them (logit_bias by token id). Whoever writes keeps to them. Under a response_format or

@@ -14,6 +14,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from outrider.hidden import hidden_package
+
 if TYPE_CHECKING:
     from edge_runtime.answer.threads import DrafterFailed
     from edge_runtime.blocking import BlockingRuntime
@@ -102,7 +104,12 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'outrider' has no attribute {name!r}")
-    value = getattr(import_module(_HOMES[name]), name)
+    try:
+        value = getattr(import_module(_HOMES[name]), name)
+    except ImportError as error:
+        if reason := hidden_package():
+            raise ImportError(reason) from error
+        raise
     globals()[name] = value
     return value
 

@@ -5,10 +5,12 @@ Each subcommand reads its own options; nothing heavy is imported before it is ch
 
 from __future__ import annotations
 
+import difflib
 import sys
 from collections.abc import Sequence
 
 from outrider import __version__
+from outrider.hidden import hidden_package
 
 #: subcommand -> one line of help, in the order they are shown
 COMMANDS = {
@@ -19,6 +21,8 @@ COMMANDS = {
     "export": "train a drafter, write the bundle an app ships, check and measure it",
     "doctor": "check bundle, engine, server, round trip, clock and versions, and say what to do",
 }
+#: what other tools call them
+HABITS = {"run": "chat", "complete": "generate", "server": "verifier", "check": "doctor"}
 #: commands whose help comes from another package -> an example to begin it with
 EXAMPLES = {
     "verifier": "outrider verifier --port 8765 --kv-tokens 32768",
@@ -48,7 +52,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"outrider {__version__}")
         return 0
     if command not in COMMANDS:
-        print(f"outrider: there is no command {command!r}; `outrider --help` lists them", file=sys.stderr)
+        near = [HABITS[command]] if command in HABITS else difflib.get_close_matches(command, COMMANDS, 1)
+        hint = f"did you mean `outrider {near[0]}`?" if near else "`outrider --help` lists them"
+        print(f"outrider: there is no command {command!r}; {hint}", file=sys.stderr)
         return 2
     try:
         if command in EXAMPLES and rest[:1] in (["-h"], ["--help"]):
@@ -67,6 +73,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:  # while packages are still being imported
         return 130
     except ImportError as error:
+        if reason := hidden_package():
+            print(f"outrider: {reason}", file=sys.stderr)
+            return 1
         missing = (error.name or "").partition(".")[0]
         extra = {"verifier": "cloud", "export": "export"}.get(command, "edge")
         text = f"outrider {command} needs the package {missing!r}; run: pip install 'outrider[{extra}]'"

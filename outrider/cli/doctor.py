@@ -77,6 +77,8 @@ def look_at_bundle(folder: Path) -> tuple[Finding, Bundle | None]:
     manifest = bundle.manifest
     size = sum(entry.bytes for entry in manifest.files.values())
     text = f"{folder}: {manifest.target}, {size / 1e6:.0f} MB, all hashes right"
+    if manifest.understudy and (files := _files(folder / manifest.understudy.folder)):
+        text += f", and an understudy of {sum(path.stat().st_size for path in files) / 1e6:.0f} MB"
     found = good(
         "bundle",
         text,
@@ -87,6 +89,10 @@ def look_at_bundle(folder: Path) -> tuple[Finding, Bundle | None]:
         versions=manifest.versions,
     )
     return found, bundle
+
+
+def _files(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file()]
 
 
 def look_at_engine(bundle: Bundle, engine: str | None, threads: int) -> tuple[Finding, float]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import stat
 import sys
 from contextlib import AsyncExitStack
 from dataclasses import asdict
@@ -20,9 +22,20 @@ UNVERIFIED = 3
 OFFLINE = "offline: all text below was written on this device and is unverified"
 
 
+def piped() -> list[str]:
+    """What a pipe or a file gives to standard input: it goes behind the prompt, as in `cat notes | outrider generate
+    "summarise:"`. Nothing is read from a terminal or from a program that left its own standard input to this one."""
+    try:
+        mode = os.fstat(sys.stdin.fileno()).st_mode
+    except (AttributeError, OSError, ValueError):  # closed
+        return []
+    text = sys.stdin.read().strip() if stat.S_ISFIFO(mode) or stat.S_ISREG(mode) else ""
+    return [text] if text else []
+
+
 async def generate(options: GenerateOptions, bundle: Bundle, server: str | LinkMaker | None) -> int:
     """Returns the exit status."""
-    prompt = sys.stdin.read() if options.prompt == "-" else options.prompt
+    prompt = sys.stdin.read() if options.prompt == "-" else "\n\n".join([options.prompt, *piped()])
     output = Output.standard(json=options.json)
     asked = server if isinstance(server, str) and options.policy != "device-only" else None
     async with AsyncExitStack() as stack:

@@ -133,7 +133,7 @@ class SamplingOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class GenerateOptions(SamplingOptions, WritingOptions):
-    """prompt: the question, or "-" for standard input."""
+    """prompt: the question, or "-" for standard input; what a pipe brings otherwise goes behind it."""
 
     stop: tuple[str, ...] = _flag((), "text that ends an answer and is not part of it; may be given more than once")
     give_up: float | None = _flag(

@@ -200,6 +200,26 @@ def test_print_config_is_a_config_file(tmp_path: Path) -> None:
     assert read_settings(["--config", str(tmp_path / "c.toml")]).max_nodes == 7
 
 
+def test_printed_settings_hold_wherever_they_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "models" / "mine").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    flags = ["--model", "models/mine", "--drafter", "drafters/mine", "--auth-file", "accounts", "--port", "0"]
+    settings = read_settings(flags)
+    printed = settings.as_toml()
+    assert settings.as_environment()["VERIFIER_DRAFTER"] == str(tmp_path / "drafters/mine")
+    for line in ("model = {}/models/mine", "drafter = {}/drafters/mine", "auth_file = {}/accounts"):
+        name, _, path = line.format(tmp_path).partition(" = ")
+        assert f'{name} = "{path}"\n' in printed
+    assert 'model = "smollm2-135m-instruct"\n' in read_settings([]).as_toml()
+
+
+@pytest.mark.parametrize("text", ["port = ", "port = 1\nport = 2", "\udcff"])
+def test_a_file_of_settings_that_cannot_be_read_is_named(tmp_path: Path, text: str) -> None:
+    (tmp_path / "c.toml").write_bytes(text.encode(errors="surrogateescape"))
+    with pytest.raises(ValueError, match=rf"^--config: {tmp_path}/c\.toml: "):
+        read_settings(["--config", str(tmp_path / "c.toml")])
+
+
 def test_printed_settings_of_either_engine_can_be_read(tmp_path: Path) -> None:
     for engine in ("torch", "onnx"):
         (tmp_path / "c.toml").write_text(read_settings(["--engine", engine]).as_toml())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
@@ -18,8 +19,10 @@ from outrider.cli.arguments import COMMANDS as DEVICE_COMMANDS
 from outrider.cli.arguments import build_parsers, parse
 from outrider.cli.options import ChatOptions, GenerateOptions, ServeOptions
 from outrider.cli.serve import Endpoint
+from tests.waiting import HANG
 
 Folders = tuple[Path, Path, Path]
+ROOT = Path(__file__).parents[2]
 
 
 def generate(*arguments: str) -> GenerateOptions:
@@ -36,7 +39,7 @@ def generate(*arguments: str) -> GenerateOptions:
         (["--threads", "-1"], "--threads: must be a whole number, at least 0"),
         (["--temperature", "-1"], "temperature must be at least 0"),
         (["--top-p", "7"], "top_p must be above 0 and at most 1, not 7.0"),
-        (["--seed", "-1"], "seed must be"),
+        (["--seed", "-2"], "seed must be"),
         (["--give-up", "0"], "--give-up: must be seconds, more than 0, not '0'"),
         (["--give-up", "soon"], "--give-up"),
     ],
@@ -118,6 +121,58 @@ def test_the_front_page(capsys: pytest.CaptureFixture[str]) -> None:
         shown = capsys.readouterr().out
         assert shown.startswith("example") and all(f"\n  {name}" in shown for name in COMMANDS)
     assert main(["nonsense"]) == 2 and "`outrider --help` lists them" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("asked", "hint"),
+    [
+        ("run", "did you mean `outrider chat`?"), ("genrate", "did you mean `outrider generate`?"),
+        ("server", "did you mean `outrider verifier`?"), ("xyzzy", "`outrider --help` lists them"),
+    ],
+)  # fmt: skip
+def test_a_command_that_is_not_there_is_answered_with_one_that_is(
+    asked: str, hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([asked]) == 2
+    assert capsys.readouterr().err == f"outrider: there is no command {asked!r}; {hint}\n"
+
+
+@pytest.mark.parametrize(
+    ("folder", "program"),
+    [
+        ("cloud", "from outrider.cli import main; sys.exit(main(['verifier', '--print-config']))"),
+        ("export", "from outrider.cli import main; sys.exit(main(['export', 'bundle']))"),
+        ("edge_runtime", "from outrider import EdgeRuntime"),
+        ("edge_runtime", "from outrider.cli import main; sys.exit(main(['chat']))"),
+    ],
+)
+def test_an_app_that_hides_a_package_is_told_which(tmp_path: Path, folder: str, program: str) -> None:
+    (tmp_path / folder).mkdir()
+    (tmp_path / folder / "__init__.py").write_text("")
+    begin = f"import sys; sys.path[:0] = [{str(tmp_path)!r}, {str(ROOT)!r}]; "
+    # an editable installation finds the modules of a package that is hidden
+    begin += "sys.meta_path = [finder for finder in sys.meta_path if 'Editable' not in repr(finder)]; "
+    done = subprocess.run([sys.executable, "-c", begin + program], capture_output=True, text=True, timeout=HANG)
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    assert f"{tmp_path / folder} comes before Outrider's own package {folder!r}" in last, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("shell", "read"),
+    [
+        ("printf 'some notes\\n' | {}", ["some notes"]), ("{} < notes", ["some notes"]), ("{} < /dev/null", []),
+        ("printf '' | {}", []), ("{} <&-", []),
+    ],
+)  # fmt: skip
+def test_what_is_piped_goes_behind_the_prompt(tmp_path: Path, shell: str, read: list[str]) -> None:
+    (tmp_path / "notes").write_text("some notes\n")
+    program = f"{sys.executable} -c 'from outrider.cli.generate import piped; print(piped())'"
+    done = subprocess.run(
+        shell.format(program), shell=True, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True, text=True, timeout=HANG,
+    )  # fmt: skip
+    assert done.stdout == f"{read}\n", done.stderr
 
 
 def test_a_missing_extra_is_named() -> None:

@@ -22,7 +22,7 @@ USUAL: dict[str, Any] = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 
     [
         ("temperature", -1), ("temperature", math.nan), ("temperature", math.inf), ("temperature", "warm"),
         ("top_p", 0.0), ("top_p", 7), ("top_p", math.nan), ("min_p", -0.1), ("min_p", 1.1), ("top_k", -1),
-        ("top_k", 0.5), ("top_k", 2**32), ("seed", -1), ("seed", 2**63), ("seed", 10**400), ("seed", 1.0),
+        ("top_k", 0.5), ("top_k", 2**32), ("seed", -2), ("seed", 2**63), ("seed", 10**400), ("seed", 1.0),
     ],
 )  # fmt: skip
 def test_a_parameter_out_of_bounds_is_named(name: str, value: Any) -> None:
@@ -33,7 +33,8 @@ def test_a_parameter_out_of_bounds_is_named(name: str, value: Any) -> None:
 def test_the_bounds_themselves_are_allowed() -> None:
     checked_sampling(temperature=100, top_k=2**32 - 1, top_p=1, min_p=1, seed=MAX_SEED)
     assert checked_sampling(**{**USUAL, "top_k": np.int64(4)}) == Sampling(top_k=4)
-    assert checked_sampling(**{**USUAL, "seed": None}).seed < 2**62
+    for drawn in (None, -1):
+        assert 0 <= checked_sampling(**{**USUAL, "seed": drawn}).seed < 2**62
 
 
 @pytest.mark.parametrize("length", [0, -5, 1.5, "9", None])

@@ -1,0 +1,25 @@
+"""Folders of an app that hide this product's packages: others call theirs `cloud` and `export` too."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+
+PACKAGES = ("outrider_core", "edge_runtime", "cloud", "export")
+HOME = Path(__file__).resolve().parents[1]
+
+
+def hidden_package() -> str | None:
+    """What hides one of them and what to do, in a line; None: nothing does."""
+    for name in PACKAGES:
+        spec = find_spec(name)
+        if spec is None:
+            continue
+        place = Path(spec.origin or next(iter(spec.submodule_search_locations or ()), "")).resolve()
+        if HOME not in place.parents:
+            folder = place.parent if place.name == "__init__.py" else place
+            return (
+                f"{folder} comes before Outrider's own package {name!r} on Python's search path; rename it, or start "
+                "where it is not in the way"
+            )
+    return None
