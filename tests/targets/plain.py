@@ -19,7 +19,6 @@ from outrider_core.targets.part import Part
 from outrider_core.targets.products import check_products, rows_graph
 from outrider_core.targets.runner import OnnxRunner
 from outrider_core.targets.source import TargetSource
-from tests.tiny import tiny_tokenizer
 
 
 def plain_decode_8bit(
@@ -73,6 +72,8 @@ def lowered(
     model: Any, folder: Path, calibrate: bool = False, eos_ids: Iterable[int] = (), max_context: int = 256
 ) -> TargetBundle:
     """A tiny model with its tokenizer as a bundle; calibrate: on its answers up to eos_ids, as a verifier does."""
+    from tests.tiny import tiny_tokenizer  # torch, which the oracle does without
+
     source = folder / "source"
     model.save_pretrained(source)
     tiny_tokenizer(model.config.vocab_size).save_pretrained(source)
