@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import socket
 from contextlib import suppress
+from typing import Any
 
 import httpx
 import pytest
 
+from outrider_core.chat.api.app import PARSERS
 from tests.e2e.endpoints import Served
 from tests.waiting import HANG
 
@@ -61,3 +64,110 @@ def test_a_body_in_chunks_is_read(served: Served, size: int) -> None:
         while b"\r\n\r\n{" not in answer or not answer.endswith(b"}"):
             answer += peer.recv(65536)
     assert b'"n"' in answer
+
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
+ANY = {"type": "json_object"}
+FORM = {"type": "json_schema", "json_schema": {"name": "answer", "schema": SCHEMA}}
+#: as vLLM, SGLang, llama.cpp and Ollama spell it -> what it is here
+SPELLINGS: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({"guided_json": SCHEMA}, FORM),
+    ({"guided_json": json.dumps(SCHEMA)}, FORM),
+    ({"json_schema": SCHEMA}, FORM),
+    ({"json_schema": SCHEMA, "response_format": {"type": "text"}}, FORM),
+    ({"structured_outputs": {"json": SCHEMA}}, FORM),
+    ({"structured_outputs": {"json": json.dumps(SCHEMA), "regex": None}}, FORM),
+    ({"structured_outputs": {"json_object": True}}, ANY),
+    ({"format": SCHEMA}, FORM),
+    ({"format": "json"}, ANY),
+    ({"response_format": {"type": "json_object", "schema": SCHEMA}}, FORM),
+    ({"response_format": {"type": "json_schema", "schema": SCHEMA}}, FORM),
+    ({"response_format": {"type": "json_object", "schema": None}}, ANY),
+]
+CALLS: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}]},
+    "/v1/completions": {"prompt": "hi"},
+    "/v1/responses": {"input": "hi"},
+}
+
+
+@pytest.mark.parametrize("path", CALLS)
+@pytest.mark.parametrize(("spelling", "form"), SPELLINGS)
+def test_another_servers_spelling_is_obeyed(path: str, spelling: dict[str, Any], form: dict[str, Any]) -> None:
+    if path == "/v1/responses" and "response_format" in spelling:
+        pytest.skip("this call has no response_format")
+    asked = PARSERS[path](json.dumps({"model": "m", **CALLS[path], **spelling}).encode())
+    plain = PARSERS["/v1/chat/completions"](
+        json.dumps({"model": "m", **CALLS["/v1/chat/completions"], "response_format": form}).encode()
+    )
+    assert asked.constraint(3, 100) == plain.constraint(3, 100) is not None and not asked.ignored
+
+
+@pytest.mark.parametrize("path", CALLS)
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *[("guided_regex", "a+"), ("guided_choice", ["a", "b"]), ("guided_grammar", "root ::= x"), ("regex", "a+")],
+        *[
+            ("grammar", 'root ::= "a"'),
+            ("structured_outputs", {"choice": ["a"]}),
+            ("structured_outputs", {"regex": "a"}),
+        ],
+        *[("structured_outputs", {"json": SCHEMA, "regex": "a"}), ("guided_json", "{"), ("guided_json", [1])],
+        *[("format", "yaml"), ("json_schema", 3), ("min_tokens", 3), ("ignore_eos", True), ("stop_token_ids", [5])],
+        *[("continue_final_message", True), ("add_generation_prompt", False), ("repetition_penalty", 1.1)],
+        *[("repeat_penalty", 1.1), ("bad_words", ["x"]), ("best_of", 2), ("use_beam_search", True), ("mirostat", 2)],
+        *[("chat_template_kwargs", {"enable_thinking": False}), ("skip_special_tokens", False), ("n_probs", 3)],
+        *[("options", {"num_predict": 3}), ("web_search_options", {"search_context_size": "low"})],
+    ],
+)
+def test_what_would_change_the_answer_is_refused_by_name(served: Served, path: str, field: str, value: Any) -> None:
+    body = {"model": served.model, **CALLS[path], field: value}
+    answer = httpx.post(f"{served.root}{path}", json=body, timeout=HANG)
+    error = answer.json()["error"]
+    assert answer.status_code == 400 and error["param"].startswith(field) and field in error["message"], answer.text
+
+
+def test_two_forms_at_once_are_refused(served: Served) -> None:
+    for more in ({"guided_json": SCHEMA, "json_schema": SCHEMA}, {"guided_json": SCHEMA, "response_format": ANY}):
+        assert served.post(**more).json()["error"]["code"] == "invalid_value"
+
+
+HARMLESS = {
+    **{
+        "user": "me",
+        "store": True,
+        "metadata": {"a": "b"},
+        "service_tier": "auto",
+        "guided_regex": None,
+        "grammar": "",
+    },
+    **{"min_tokens": 0, "ignore_eos": False, "stop_token_ids": [], "add_generation_prompt": True, "regex": None},
+    **{
+        "structured_outputs": {"regex": None},
+        "reasoning": {"effort": None, "summary": None},
+        "best_of": 1,
+        "format": "",
+    },
+}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", CALLS)
+def test_what_nobody_reads_is_named_in_a_header(served: Served, path: str, stream: bool) -> None:
+    body = {"model": served.model, **CALLS[path], "max_tokens": 2, "stream": stream, **HARMLESS}
+    answer = httpx.post(f"{served.root}{path}", json=body, timeout=HANG)
+    assert answer.status_code == 200 and "x-outrider-ignored" not in answer.headers, answer.text
+    typos = {"temprature": 0, "max_token": 3, "reasoning_effort": "low", "bad\r\nname": 1, "nothing": None}
+    answer = httpx.post(f"{served.root}{path}", json={**body, **typos}, timeout=HANG)
+    assert answer.headers["x-outrider-ignored"] == "temprature, max_token, reasoning_effort, ?"
+    assert answer.status_code == 200
+
+
+def test_members_that_nobody_reads_are_named_too(served: Served) -> None:
+    messages = [{"role": "user", "content": "w5", "prefix": True, "name": "me", "refusal": None, "annotations": []}]
+    answer = served.post(messages=messages, stream=True, stream_options={"continuous_usage_stats": True}, max_tokens=1)
+    named = answer.headers["x-outrider-ignored"]
+    assert set(named.split(", ")) == {"messages[0].prefix", "stream_options.continuous_usage_stats"}
+    many = {f"{'x' * 90}{index}": 1 for index in range(1000)}
+    assert len(served.post(**many, max_tokens=1).headers["x-outrider-ignored"]) < 4000

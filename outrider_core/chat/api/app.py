@@ -33,6 +33,8 @@ MAX_BODY = 1 << 20
 BODY_SECONDS = 30.0
 #: for so long may a stream wait for its first token, so that a refusal has a status of its own
 BEGIN_SECONDS = 5.0
+#: header that names fields which nobody reads
+IGNORED = "x-outrider-ignored"
 STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}  # else proxies may hold events back
 
 
@@ -100,7 +102,7 @@ def api_app(
         allow_methods=["GET", "POST"],
         allow_headers=["*"],
         allow_private_network=True,
-        expose_headers=["retry-after", "x-request-id"],
+        expose_headers=["retry-after", "x-request-id", IGNORED],
     )
     app = Starlette(
         middleware=[cors] if origins else [],
@@ -160,12 +162,13 @@ async def _reply(
     with asked.named():
         writer = await completion.prepare(asked, size)
     parts = _told(completion, asked)
+    told = {IGNORED: ", ".join(asked.ignored)} if asked.ignored else {}
     if asked.streams:
         events = writer.events(await begun(parts))
-        stream = StreamingResponse(events, headers=STREAM_HEADERS, media_type="text/event-stream")
+        stream = StreamingResponse(events, headers={**STREAM_HEADERS, **told}, media_type="text/event-stream")
         await stream.stream_response(send)
     else:
-        await _json(await writer.whole(parts))(scope, receive, send)
+        await _json(await writer.whole(parts), headers=told)(scope, receive, send)
 
 
 async def _told(completion: Completion, asked: ApiRequest) -> AnswerParts:

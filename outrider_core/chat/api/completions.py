@@ -16,8 +16,6 @@ from outrider_core.chat.api.replies import DONE, AnswerParts, Delta, ReplyWriter
 #: see `outrider_core.chat.api.requests.NEUTRAL`
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "suffix": ("",),
-    "best_of": (1,),
-    "repetition_penalty": (1, 1.0),
     "tools": ([],),
 }
 MAX_LOGPROBS = 5

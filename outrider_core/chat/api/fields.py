@@ -1,14 +1,14 @@
-"""The fields that all calls share, and how a body is read: what cannot be is refused by name, what is unknown ignored.
+"""The fields that all calls share, and how a body is read: what cannot be is refused by name, what is unknown named.
 
 The verifier (`cloud.server.openai`) and the device's own endpoint (`outrider.cli.serve`) both take them. Fields that
-would change the output and are not supported are refused; other unknown fields are ignored.
+would change the output and are not supported are refused; others that nobody reads are named in a header of the reply.
 """
 
 from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Annotated, Any, ClassVar, Protocol, TypeVar
 
@@ -18,6 +18,7 @@ from msgspec import Meta, Struct
 from outrider_core.chat.api.constraints import ConstraintFault, constraint_of
 from outrider_core.chat.api.errors import ApiError
 from outrider_core.chat.api.replies import ReplyWriter
+from outrider_core.chat.api.spellings import check_supported, ignored_names, take_spellings
 from outrider_core.chat.api.tools import ToolUse
 from outrider_core.protocol.constraint import Constraint
 from outrider_core.protocol.sampling import Sampling
@@ -33,11 +34,13 @@ class ApiRequest(Protocol):
 
     choices: answers to write, one after another. conversation: messages as chat templates take them; None:
     `plain_prompt` stands for itself, as text or token ids. top: log probabilities to tell of each token beside its
-    own; None: of none.
+    own; None: of none. ignored: names of what the client has sent and nobody reads.
     """
 
     model: str
 
+    @property
+    def ignored(self) -> Sequence[str]: ...
     @property
     def streams(self) -> bool: ...
     @property
@@ -150,6 +153,17 @@ class Fields(Struct, dict=True):
         """See ApiRequest."""
         return None
 
+    @classmethod
+    def formed_as(cls, fields: dict[str, Any], form: dict[str, Any]) -> dict[str, Any]:
+        """The fields that ask for this `response_format`. Raises ApiError where `fields` have a form already."""
+        return {"response_format": form}
+
+    @property
+    def ignored(self) -> Sequence[str]:
+        """See ApiRequest."""
+        names: tuple[str, ...] = vars(self).get("_ignored", ())
+        return names
+
     @property
     def streams(self) -> bool:
         """See ApiRequest."""
@@ -208,23 +222,18 @@ def read(body: bytes, kind: type[Read], neutral: Mapping[str, tuple[Any, ...]]) 
     try:
         fields = msgspec.json.decode(body)
         if isinstance(fields, dict):
-            _check_supported(fields, neutral)
+            check_supported(fields, neutral)
+            if form := take_spellings(fields):
+                fields |= kind.formed_as(fields, form)
         asked = msgspec.convert(fields, kind)
     except msgspec.ValidationError as error:
         raise ApiError(400, str(error), param_of(str(error)), "invalid_value") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ApiError(400, f"the body is not valid JSON: {error}", code="invalid_json") from None
+    vars(asked)["_ignored"] = ignored_names(fields, kind, neutral)
     asked.check()
     asked.constraint(0, 2**32)  # before anything is tokenised
     return asked
-
-
-def _check_supported(fields: dict[str, Any], neutral: Mapping[str, tuple[Any, ...]]) -> None:
-    for name, harmless in neutral.items():
-        value = fields.get(name)
-        if value is not None and not any(type(value) is type(each) and value == each for each in harmless):
-            way = " or ".join(["leave it out", *(f"send {msgspec.json.encode(v).decode()}" for v in harmless)])
-            raise ApiError(400, f"{name} is not supported: {way}", name, "unsupported_parameter")
 
 
 def param_of(message: str) -> str | None:

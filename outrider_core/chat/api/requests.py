@@ -20,7 +20,6 @@ ROLES = ("system", "developer", "user", "assistant", "tool")
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "functions": ([],),
     "function_call": ("none", "auto"),
-    "repetition_penalty": (1, 1.0),
     "modalities": (["text"],),
     "audio": (),
 }

@@ -15,6 +15,7 @@ from outrider_core.chat.api.fields import MAX_TOP, Fields, Tokens, read
 from outrider_core.chat.api.replies import ReplyWriter
 from outrider_core.chat.api.requests import ChatMessage, ChatRequest, ContentPart, ToolCall, check_messages
 from outrider_core.chat.api.response_writer import ResponseWriter
+from outrider_core.chat.api.spellings import is_empty
 from outrider_core.chat.api.tools import ToolUse, tool_use_of
 
 #: see `outrider_core.chat.api.requests.NEUTRAL`
@@ -24,10 +25,9 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "background": (False,),
     "prompt": (),
     "truncation": ("disabled",),
-    "reasoning": ({},),
+    "reasoning": ({}, {"effort": "none"}),
     "max_tool_calls": (),
     "n": (1,),
-    "repetition_penalty": (1, 1.0),
     "response_format": (),
 }
 #: kinds of content parts, which are all text
@@ -113,6 +113,16 @@ class ResponseRequest(Fields, kw_only=True):
         """See ApiRequest. Raises ConstraintFault; `check` has seen that it does not."""
         nested = [{"type": tool.get("type"), "function": tool} for tool in self.tools or ()]
         return tool_use_of(nested, _nested_choice(self.tool_choice), self.parallel_tool_calls)
+
+    @classmethod
+    def formed_as(cls, fields: dict[str, Any], form: dict[str, Any]) -> dict[str, Any]:
+        """See Fields."""
+        text = fields.get("text")
+        if isinstance(text, dict) and not is_empty(text.get("format")):
+            raise ApiError(
+                400, "text.format and another field ask for a form: send one", "text.format", "invalid_value"
+            )
+        return {"text": {"format": {"type": form["type"], **form.get("json_schema", {})}}}
 
     def writer(self, model: str, fingerprint: str, prompt_tokens: int, prompt_text: Callable[[], str]) -> ReplyWriter:
         """See ApiRequest."""
