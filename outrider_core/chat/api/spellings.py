@@ -179,10 +179,10 @@ def _unread(value: Any, type_: inspect.Type, path: str) -> Iterator[str]:
             for index, one in enumerate(value):
                 yield from _unread(one, item, f"{path}[{index}]")
         case inspect.StructType(fields=fields) if isinstance(value, dict):
-            types = {each.encode_name: each.type for each in fields}
+            known = {each.encode_name: each.type for each in fields}
             for name, one in value.items():
                 where = f"{path}.{name}" if path else name
-                if name in types:
-                    yield from _unread(one, types[name], where)
+                if name in known:
+                    yield from _unread(one, known[name], where)
                 elif not is_empty(one) and one != [] and name not in (HARMLESS_INSIDE if path else HARMLESS):
                     yield where
