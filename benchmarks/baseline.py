@@ -118,16 +118,16 @@ async def _one(
     tokens: list[int] = []
     session = secrets.token_bytes(16)
 
-    async def ask(afresh: bool) -> None:
+    def ask(afresh: bool) -> None:
         nonlocal calls
         text = prompt + tokens
         if afresh:  # `have` is all there can be: no feature rows, please
-            await link.send(Open(stream, session, calls, pack_ids(text), len(text) - 1, sampling))
+            link.send(Open(stream, session, calls, pack_ids(text), len(text) - 1, sampling))
         calls += 1
-        await link.send(Generate(stream, calls, len(text), min(at_once, max_new - len(tokens))))
+        link.send(Generate(stream, calls, len(text), min(at_once, max_new - len(tokens))))
 
     heard = began
-    await ask(afresh=True)
+    ask(afresh=True)
     while True:
         event = None
         try:
@@ -139,7 +139,7 @@ async def _one(
         if isinstance(event, LinkDown) and event.refused:
             raise LinkRefused(event.reason)
         if isinstance(event, LinkUp):
-            await ask(afresh=True)
+            ask(afresh=True)
         if not isinstance(event, Arrived) or getattr(event.message, "stream", stream) != stream:
             continue
         heard = time.monotonic()
@@ -151,8 +151,8 @@ async def _one(
             if event.message.bonus in eos or event.message.finish != FINISH_NONE or len(tokens) == max_new:
                 break
             if at_once == 1:
-                await ask(afresh=False)
+                ask(afresh=False)
     seconds = time.monotonic() - began
-    await link.send(Cancel(stream))
-    await link.send(Close(stream))
+    link.send(Cancel(stream))
+    link.send(Close(stream))
     return PlainAnswer(tokens, seconds, first, calls, link.traffic.up - up, link.traffic.down - down)

@@ -17,6 +17,7 @@ from edge_runtime.options import RuntimeOptions
 from edge_runtime.runtime import EdgeRuntime
 from edge_runtime.session.policy import Policy
 from outrider_core.machine import describe_machine
+from outrider_core.protocol.ending import COMPLETE
 
 if TYPE_CHECKING:
     from benchmarks.network import Bench
@@ -95,7 +96,7 @@ async def _break_one(bench: Bench, port: int, rng: random.Random, counts: _Count
                     del shown[len(shown) - count :]
         breaker.cancel()
         assert isinstance(event, Finished)
-        over, truth = event.reason in ("stop", "length"), bench.truth[number]
+        over, truth = event.reason in COMPLETE and not event.provisional, bench.truth[number]
         counts.answers += 1
         counts.faults += link.cuts
         counts.given_up += not over

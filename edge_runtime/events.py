@@ -6,9 +6,10 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from edge_runtime.session.states import FinishReason, Writer
+from edge_runtime.session.states import Writer
 from edge_runtime.session.stats import SessionStats
 from edge_runtime.session.transcript import Span
+from outrider_core.protocol.ending import FinishReason
 
 
 @dataclass(frozen=True)
@@ -76,9 +77,9 @@ class LinkState(Event):
 
 @dataclass(frozen=True)
 class Finished(Event):
-    """The answer's end; stats: `AnswerStats`.
+    """The answer's end, and always its last event; stats: `AnswerStats`.
 
-    detail: where the verifier was waited for in vain, or had no room, why. spans: who wrote which tokens.
+    detail: why, where the verifier or an engine did not write all of it; else "". spans: who wrote which tokens.
     """
 
     reason: FinishReason

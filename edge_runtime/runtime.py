@@ -111,6 +111,7 @@ class EdgeRuntime:
         self._stream = 0
         self._answer: Answer | None = None  # on its way
         self._closed = False
+        self._dialled = asyncio.Event()  # the link has come up, or failed to
         self._idle = asyncio.Event()  # no answer is on its way
         self._idle.set()
 
@@ -151,8 +152,9 @@ class EdgeRuntime:
         """Tell the verifier to forget the conversation, hang up and stop the threads."""
         self._closed = True
         if self.link and self._link_task:
+            self.link.send(Close(self._stream))
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self.link.send(Close(self._stream)), 1.0)
+                await asyncio.wait_for(self.link.flush(), 1.0)
             self._link_task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._link_task
@@ -160,7 +162,17 @@ class EdgeRuntime:
         self._worker.close()
         self._understudy.close()
 
+    async def wait_for_link(self) -> None:
+        """Wait until the first attempt to connect has come to something, for as long as a new answer would.
+
+        `fit_messages` then knows the verifier's context, where there is a verifier.
+        """
+        if self.link and not self.link.welcome:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._dialled.wait(), self.patience.connect)
+
     def _linked(self, event: LinkEvent) -> None:
+        self._dialled.set()
         match event:
             case LinkUp():
                 self.link_error, self.link_refused = "", False
@@ -239,8 +251,8 @@ class EdgeRuntime:
         Raises:
             ValueError: At once: an argument is out of bounds, or the prompt leaves no room.
             RuntimeError: While events are read: the runtime is not entered, or is answering already.
-            DrafterFailed: While events are read: the device's engine failed.
-            LinkRefused, EngineFailed: While events are read, only of a verifier in this process (`outrider.local`).
+            DrafterFailed: Behind `Finished` with reason "failed": the device's engine failed.
+            LinkRefused, EngineFailed: The same, only of a verifier in this process (`outrider.local`).
                 What a verifier elsewhere refuses, another at its address may accept: that is a link that is down, with
                 the reason in `LinkState.detail`.
         """
@@ -334,12 +346,26 @@ class EdgeRuntime:
     async def pause(self) -> None:
         """Write nothing alone until `proceed`, e.g. as the battery is low. The target's text goes on coming."""
         if self._answer:
-            await self._answer.pause()
+            self._answer.pause()
 
     async def proceed(self) -> None:
         """Write alone again where the policy lets."""
         if self._answer:
-            await self._answer.proceed()
+            self._answer.proceed()
+
+    def hurry(self, seconds: float) -> None:
+        """Let the answer on its way wait no longer than `seconds` for the verifier, e.g. as somebody else wants one.
+
+        An answer that was paused by `pause` waits on.
+        """
+        if self._answer:
+            self._answer.hurry(seconds)
+
+    @property
+    def refusal(self) -> str:
+        """Why the verifier refused the answer on its way for good, so that the device alone writes on; else ""."""
+        verifier = self._answer.session.verifier if self._answer else None
+        return verifier.complaint if verifier and verifier.refused else ""
 
     def forget(self) -> None:
         """Forget all conversations so far, e.g. as another user comes: no draft looks up again what they said.
@@ -379,7 +405,7 @@ class EdgeRuntime:
                     self.forget()
                 else:
                     self._text, self._rows_seen = session.committed, session.rows_seen
-                await answer.close()
+                answer.close()
                 if session.verifier.pinned and self.link and not self.link.welcome:
                     self.link_error, self.link_refused = "", False  # who refused that answer may take the next
                 if self.link and self.link.welcome and self.policy.understudy is UnderstudyUse.COLD:

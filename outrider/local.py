@@ -157,13 +157,16 @@ class LocalLink:
                 connection.lost()
                 self.report(LinkDown("closed"))
 
-    async def send(self, message: ClientMessage) -> None:
+    def send(self, message: ClientMessage) -> None:
         """Hand `message` to the verifier, or drop it if there is no connection."""
         if self._connection is not None:
             frame = encode(message)
             self.traffic.up += frame_bytes(len(frame), masked=True)
             self.traffic.last[type(message).__name__] = frame_bytes(len(frame), masked=True)
             self._connection.receive(frame)
+
+    async def flush(self) -> None:
+        """Nothing waits here."""
 
     def pin(self, arithmetic: str) -> None:
         """Raises ValueError where the verifier computes otherwise than in `arithmetic`: there is no other here."""

@@ -45,7 +45,7 @@ export class AnswerView {
     setTimeout(() => gone.remove(), WITHDRAWN_MS);
   }
 
-  private finish({ reason, stats, detail }: Finished): void {
+  private finish({ reason, stats, detail, provisional }: Finished): void {
     const parts = [`${stats.tokens} verified tokens`];
     if (stats.tokens) parts.push(`${stats.tokensPerSecond.toFixed(1)} a second`);
     if (stats.rounds) parts.push(`tau ${stats.tau.toFixed(2)}`);
@@ -53,7 +53,9 @@ export class AnswerView {
       const by = stats.understudy ? `, ${stats.understudy} by the understudy` : "";
       parts.push(`${stats.provisional} written alone${by}, ${stats.kept} of them confirmed`);
     }
-    if (reason === "unverified") parts.push("not all of it is verified");
+    if (provisional) parts.push("not all of it is verified");
+    if (reason === "refused") parts.push("the verifier refused it");
+    if (reason === "failed") parts.push("the engine failed");
     if (reason === "unreachable") parts.push("the verifier could not be reached");
     if (reason === "cancelled") parts.push("stopped");
     if (reason === "length") parts.push("stopped at its length limit");

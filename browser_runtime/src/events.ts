@@ -1,6 +1,7 @@
 /** Events that an answer yields while it grows, and the figures it ends with. */
 
-import type { FinishReason, Writer } from "./session/states.js";
+import type { FinishReason } from "./protocol/ending.js";
+import type { Writer } from "./session/states.js";
 import type { SessionStats } from "./session/stats.js";
 import type { Span } from "./session/transcript.js";
 
@@ -54,7 +55,10 @@ export interface LinkState extends Shown {
   detail: string;
 }
 
-/** The answer's end. detail: where the verifier was waited for in vain, or had no room, why. spans: who wrote which tokens. */
+/**
+ * The answer's end, and always its last event. detail: why, where the verifier or an engine did not write all of it; else "".
+ * spans: who wrote which tokens.
+ */
 export interface Finished extends Shown {
   type: "finished";
   reason: FinishReason;

@@ -153,7 +153,7 @@ export class EdgeRuntime {
    * Answer a question, a conversation, or token ids. The last event is `finished`; `cancel`, or leaving the loop, ends it.
    *
    * Throws RangeError at once on an argument out of bounds, on a prompt that leaves no room and on what nothing here can
-   * hold the answer to; while events are read, Error if another answer is on its way, DrafterFailed where the engine fails.
+   * hold the answer to; while events are read, Error if another answer is on its way, DrafterFailed behind `finished` where the engine failed.
    */
   generate(prompt: string | readonly ChatMessage[] | readonly number[], request: Request = {}): AsyncGenerator<Event> {
     const { maxNewTokens = 256, stop = [], seed = drawnSeed(), ...others } = request;

@@ -1,7 +1,9 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
+import { DrafterFailed } from "../src/answer/answer.js";
 import { LocalDrafter } from "../src/answer/drafterThread.js";
 import { Drafter, NO_DRAFT, treeShape } from "../src/drafting/drafter.js";
+import type { Event } from "../src/events.js";
 import { Weather } from "../src/link/weather.js";
 import { Link, LinkRefused, verifierUrl } from "../src/link/websocket.js";
 import { OBEYS_BIAS, OBEYS_JSON } from "../src/protocol/constraint.js";
@@ -129,7 +131,7 @@ test("no answer mixes two arithmetics, and the next one takes what there is", as
   const second = runtimeOf(verifier, { mode: "tree", patience: { ...patience, offline: 0.5 } });
   while (!second.connected) await new Promise(resolve => setTimeout(resolve, 5));
   const alone = await read(second.resume(record)); // nobody computes like that here: as for another target
-  assert.equal(alone.reason, "unverified");
+  assert.equal(alone.reason, "unreachable");
   assert.match(alone.detail, /begun in/);
   const next = await read(second.generate(PROMPT, { maxNewTokens: 60 }));
   assert.deepEqual(next.tokenIds, plain(PROMPT, 60, eight));
@@ -143,7 +145,7 @@ test("no answer mixes two arithmetics, and the next one takes what there is", as
 test("alone, at its end, cancelled and twice at once", async () => {
   const runtime = runtimeOf(null);
   const finished = await read(runtime.generate(PROMPT, { maxNewTokens: 30 }));
-  assert.equal(finished.reason, "unverified");
+  assert.equal(finished.reason, finished.tokenIds.at(-1) === EOS ? "stop" : "length");
   assert.equal(finished.verified, "");
   assert.ok(finished.provisional.length > 0);
   const left = runtime.generate(PROMPT);
@@ -181,6 +183,22 @@ test("what a cancelled answer asked for fails alone", async () => {
   await left.return(undefined);
   const finished = await read(runtime.generate(PROMPT, { maxNewTokens: 4 }), fail);
   assert.equal(finished.tokenIds.length, 4);
+  await runtime.close();
+});
+
+test("an engine that fails ends the answer as failed, and is thrown behind its last event", async () => {
+  const engine = new HashEngine(Array.from(draftIds), 2, 2, []);
+  engine.step = () => Promise.reject(new Error("out of memory"));
+  const drafter = new Drafter(engine, { draftIds, rowShape: shape, saKvHeads: 1, maxContext: 200 });
+  const runtime = new EdgeRuntime(bundle, new LocalDrafter(drafter, async () => {}), null, {});
+  const events: Event[] = [];
+  await assert.rejects(
+    read(runtime.generate(PROMPT), event => events.push(event)),
+    DrafterFailed,
+  );
+  const last = events.at(-1);
+  assert.ok(last?.type === "finished" && last.reason === "failed");
+  assert.match(last.detail, /engine failed: out of memory/);
   await runtime.close();
 });
 
@@ -333,7 +351,7 @@ test("a verifier that does not support a constraint is not asked, and who writes
   const verifier = new FakeVerifier();
   const runtime = runtimeOf(verifier, { patience: { offline: 0.2 } });
   const finished = await read(runtime.generate(PROMPT, FORM));
-  assert.equal(finished.reason, "unreachable");
+  assert.equal(finished.reason, "refused");
   assert.match(finished.detail, /does not support the answer's constraint/);
   assert.ok(!verifier.received.includes("Open"));
   await runtime.close();

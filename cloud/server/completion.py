@@ -18,8 +18,8 @@ from cloud.telemetry import log
 from cloud.telemetry.metrics import ABORT, Metrics
 from outrider_core.chat.api.constraints import field_of
 from outrider_core.chat.api.errors import ApiError
-from outrider_core.chat.api.replies import ChatFinishReason
 from outrider_core.protocol.constraint import Rules
+from outrider_core.protocol.ending import FinishReason
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.wire import (
     ERR_BOUNDS,
@@ -48,7 +48,7 @@ class Drawn:
     """
 
     token: int
-    finish_reason: ChatFinishReason | None
+    finish_reason: FinishReason | None
     is_text: bool
     chances: Chances = ()
 
@@ -104,7 +104,7 @@ class EngineSession:
             reply, done, chances = await self._next()
             if isinstance(reply, Verdict):
                 is_eos = reply.finish == FINISH_EOS
-                reason = ChatFinishReason.STOP if is_eos else ChatFinishReason.LENGTH
+                reason = FinishReason.STOP if is_eos else FinishReason.LENGTH
                 yield Drawn(reply.bonus, reason if done else None, not is_eos, chances)
             elif done:
                 raise _failed()

@@ -28,10 +28,11 @@ from cloud.telemetry.tracing import trace_of
 from outrider_core.chat.api.constraints import field_of
 from outrider_core.chat.api.errors import ApiError
 from outrider_core.chat.api.fields import ApiRequest, token_limit
-from outrider_core.chat.api.replies import ChatFinishReason, Delta, Ending, ReplyWriter, TokenChance, TokenChances
+from outrider_core.chat.api.replies import Delta, Ending, ReplyWriter, TokenChance, TokenChances
 from outrider_core.chat.grammar import GrammarError
 from outrider_core.chat.tokenizer import ChatTokenizer
 from outrider_core.protocol.constraint import Rules
+from outrider_core.protocol.ending import FinishReason
 from outrider_core.protocol.text import Detokeniser, StopStrings
 
 
@@ -198,7 +199,7 @@ class EngineCompletion:
     async def _choice(self, session: EngineSession, record: CompletionRecord) -> AsyncIterator[Delta | Ending]:
         tokenizer = self._backend.tokenizer
         text, stops = Detokeniser(tokenizer.decode, tokenizer.special_ids), StopStrings(self._asked.stops)
-        drawn, reason, chances = 0, ChatFinishReason.LENGTH, list[TokenChances]()
+        drawn, reason, chances = 0, FinishReason.LENGTH, list[TokenChances]()
         async for token in session.tokens():
             drawn += 1
             record.token()
@@ -214,7 +215,7 @@ class EngineCompletion:
                 chances = []
             if stops.hit:
                 session.close()
-                reason = ChatFinishReason.STOP
+                reason = FinishReason.STOP
                 break
         drafted, accepted = session.drafted
         yield Ending(reason, drawn, drafted=drafted, accepted=accepted)

@@ -18,12 +18,13 @@ from edge_runtime.answer.inbox import (
     TextRead,
     UnderstudyFailed,
     Unsupported,
+    Woken,
     Written,
 )
 from edge_runtime.answer.jobs import DrafterJobs, UnderstudyJobs
 from edge_runtime.answer.reading_pacer import ReadingPacer
 from edge_runtime.answer.stats import StatsRecorder
-from edge_runtime.answer.threads import DrafterThread, UnderstudyThread
+from edge_runtime.answer.threads import DrafterFailed, DrafterThread, UnderstudyThread
 from edge_runtime.events import Event, LinkStatus
 from edge_runtime.link.transport import VerifierLink
 from edge_runtime.link.websocket import Arrived, EngineFailed, LinkDown, LinkRefused, LinkUp
@@ -45,6 +46,10 @@ from edge_runtime.session.actions import (
 from edge_runtime.session.session import Session
 from edge_runtime.session.states import Writer
 from outrider_core.chat.grammar import GrammarError
+from outrider_core.protocol.ending import FinishReason
+
+#: what ends an answer as failed, or as refused by the device itself
+FAILURES = (DrafterFailed, LinkRefused, EngineFailed, ConstraintUnsupported)
 
 
 class Answer:
@@ -74,35 +79,59 @@ class Answer:
         self._support, self._compiling = support, None if support is None else asyncio.create_task(self._compile())
 
     async def run(self) -> AsyncIterator[Event]:
-        """Events until the answer has ended. Raises DrafterFailed, and what `link` reports as an error."""
-        session, link = self.session, self._link
-        self._display.tell(LinkStatus.CONNECTING, link.url if link else "no server given")
-        if link and link.refused:
-            raise link.refused
-        await self._do(session.start(time.monotonic()))
-        if link and link.welcome:
-            await self._do(session.link_up(link.welcome, time.monotonic()))
+        """Events until the answer has ended, the last one `Finished`; behind it raises what has failed: DrafterFailed,
+        ConstraintUnsupported, and what `link` reports as an error."""
+        session, failure = self.session, None
+        try:
+            self._begin()
+        except FAILURES as error:
+            failure = error
         while True:
+            if failure:
+                self._display.failed(str(failure))
+                refused = isinstance(failure, ConstraintUnsupported)
+                self._do(session.cancel(FinishReason.REFUSED if refused else FinishReason.FAILED))
             for event in self._display.take():
                 yield event
+            if failure:
+                raise failure
             if session.finished:
                 return
-            await self._next_event()
+            try:
+                await self._next_event()
+            except FAILURES as error:
+                failure = error
 
-    async def close(self) -> None:
+    def close(self) -> None:
         """Cancel what is not finished; the next answer may be written by any verifier."""
         if self._compiling:
             self._compiling.cancel()
         if self._link:
-            self._link.pin("")  # first: what is sent below may wait for the network, and be cancelled
-        await self._do(self.session.cancel())
+            self._link.pin("")
+        self._do(self.session.cancel())
 
-    async def pause(self) -> None:
-        await self._do(self.session.pause(time.monotonic()))
+    def pause(self) -> None:
+        self._do(self.session.pause(time.monotonic()))
+        self._inbox.put_nowait(Woken())
 
-    async def proceed(self) -> None:
-        await self._do(self.session.proceed(time.monotonic()))
+    def proceed(self) -> None:
+        self._do(self.session.proceed(time.monotonic()))
         self._display.proceeded()
+        self._inbox.put_nowait(Woken())
+
+    def hurry(self, seconds: float) -> None:
+        """Wait no longer than `seconds` for the verifier where nothing more can be written."""
+        self.session.offline.expect_return(seconds, time.monotonic())
+        self._inbox.put_nowait(Woken())
+
+    def _begin(self) -> None:
+        link = self._link
+        self._display.tell(LinkStatus.CONNECTING, link.url if link else "no server given")
+        if link and link.refused:
+            raise link.refused
+        self._do(self.session.start(time.monotonic()))
+        if link and link.welcome:
+            self._do(self.session.link_up(link.welcome, time.monotonic()))
 
     async def _compile(self) -> None:
         """Have the rules of the constraint made."""
@@ -122,11 +151,11 @@ class Answer:
             async with asyncio.timeout(None if wake is None else max(0.0, wake - time.monotonic())):
                 event = await self._inbox.get()
         if event is not None:
-            await self._feed(event)
-        await self._do(self.session.tick(time.monotonic()))
-        await self._release()
+            self._feed(event)
+        self._do(self.session.tick(time.monotonic()))
+        self._release()
 
-    async def _feed(self, event: InboxEvent) -> None:
+    def _feed(self, event: InboxEvent) -> None:
         session, now = self.session, time.monotonic()
         match event:
             case (
@@ -142,48 +171,50 @@ class Answer:
                 pass  # asked for by an answer that was cancelled
             case Drafted():
                 self._stats.drafted(event.asked)
-                await self._do(session.tree_ready(event.draft, event.version, now, event.working))
+                self._do(session.tree_ready(event.draft, event.version, now, event.working))
             case Written():
                 self._stats.drafted(event.asked)
-                await self._do(session.token_written(event.token, event.probability, event.version, now))
+                self._do(session.token_written(event.token, event.probability, event.version, now))
             case Compared():
-                await self._do(session.tree_compared(event.draft, event.base, event.working))
+                self._do(session.tree_compared(event.draft, event.base, event.working))
             case TextRead():
-                await self._do(session.text_read(event.agreed, now))
+                self._do(session.text_read(event.agreed, now))
             case UnderstudyFailed():
-                await self._do(session.understudy_failed(event.why, now))
+                self._do(session.understudy_failed(event.why, now))
             case RulesReady(rules=rules):
                 self._jobs.rules, self._understudy.rules = rules
-                await self._do(session.set_obeys(True, now))
+                self._do(session.set_obeys(True, now))
             case Unsupported(why=why):
                 if session.offline.device_only:
                     raise ConstraintUnsupported(f"the answer's constraint cannot be met: {why}")
-                await self._do(session.set_obeys(False, now))
+                self._do(session.set_obeys(False, now))
+            case Woken():
+                pass
             case LinkUp():
                 self._down = ""
-                await self._explained(session.link_up(event.welcome, now, event.rtt))
+                self._explained(session.link_up(event.welcome, now, event.rtt))
             case LinkDown():
                 self._down = event.reason
-                await self._explained(session.link_down(now, event.refused))
+                self._explained(session.link_down(now, event.refused))
             case Arrived(message=message):
                 if getattr(message, "stream", session.stream) in (session.stream, -1):
-                    await self._explained(session.message(message, now))
+                    self._explained(session.message(message, now))
             case Failed(error=error):
                 raise error
             case LinkRefused() | EngineFailed():
                 raise event
 
-    async def _explained(self, actions: list[Action]) -> None:
+    def _explained(self, actions: list[Action]) -> None:
         """Do what followed from the link, and show the reason where the verifier does not answer."""
         self._display.because(self._down or self.session.verifier.complaint)
-        await self._do(actions)
+        self._do(actions)
 
-    async def _do(self, actions: list[Action]) -> None:
+    def _do(self, actions: list[Action]) -> None:
         for action in actions:
             match action:
                 case Send(message=message):
                     if self._link:
-                        await self._link.send(message)
+                        self._link.send(message)
                 case Pin(arithmetic=arithmetic):
                     if self._link:
                         self._link.pin(arithmetic)
@@ -193,7 +224,7 @@ class Answer:
                     self._understudy.draft(action)
                 case WriteToken():
                     self._held.hold(action, len(self.session.committed), self.session.offline.may_be_taken_back)
-                    await self._release()
+                    self._release()
                 case ReadText():
                     self._understudy.read(action)
                 case Compare():
@@ -209,11 +240,11 @@ class Answer:
                         self._link.renew()
                 case Commit() | Adopt():
                     if (surplus := self._display.keep(action)) is not None:
-                        return await self._do(self.session.stop(surplus))
+                        return self._do(self.session.stop(surplus))
                 case _:
                     self._display.show(action)
 
-    async def _release(self) -> None:
+    def _release(self) -> None:
         """Write the held token if its time has come; where it is not wanted any more, the session hears at once."""
         session, now = self.session, time.monotonic()
         action = self._held.release(now, session.job.version)
@@ -223,4 +254,4 @@ class Answer:
             writer = self._understudy if action.writer is Writer.UNDERSTUDY else self._jobs
             writer.write(action)
         else:
-            await self._do(session.token_written(0, 0.0, action.version, now))
+            self._do(session.token_written(0, 0.0, action.version, now))

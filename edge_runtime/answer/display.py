@@ -19,10 +19,11 @@ from edge_runtime.events import (
 )
 from edge_runtime.session.actions import Action, Adopt, Commit, Done, HandOver, Pause, Provide, Resume, RollBack, Stall
 from edge_runtime.session.session import Session
-from edge_runtime.session.states import FinishReason, PauseReason, State
+from edge_runtime.session.states import PauseReason, State
+from outrider_core.chat.tool_grammar import ends_with_call
+from outrider_core.protocol.constraint import GRAMMAR_TOOLS
+from outrider_core.protocol.ending import COMPLETE, FinishReason
 
-#: how an answer ends that waited for the verifier in vain
-UNANSWERED = (FinishReason.UNVERIFIED, FinishReason.UNREACHABLE)
 #: why the device writes or waits
 SILENT = "the verifier is silent"
 #: why nothing is written, in words for people
@@ -99,11 +100,7 @@ class Display:
                 self._stats.resumed()
                 self.tell(LinkStatus.VERIFIED, "")
             case Done(reason=reason):
-                self._text.end()
-                detail = (self._why if reason in UNANSWERED else "") or session.verifier.complaint
-                text = session.text
-                stats = self._stats.end(session.stats, len(text.committed) - text.begin)
-                self._events.append(Finished(*self._shown(), reason, text.answer, stats, detail, text.spans))
+                self._end(reason)
 
     def proceeded(self) -> None:
         """Somebody asked to go on; the device writes again."""
@@ -125,6 +122,22 @@ class Display:
             if self._why and status is not LinkStatus.VERIFIED:
                 detail = f"{detail}: {self._why}"
             self._events.append(LinkState(*self._shown(), status, detail))
+
+    def failed(self, why: str) -> None:
+        """What the end will say of an answer that cannot go on."""
+        self._why = why
+
+    def _end(self, reason: FinishReason) -> None:
+        session, text = self._session, self._session.text
+        self._text.end()
+        verified, provisional = self._shown()
+        unanswered = reason not in COMPLETE or bool(provisional)
+        detail = (self._why if unanswered else "") or session.verifier.complaint
+        calls = session.constraint is not None and session.constraint.grammar == GRAMMAR_TOOLS
+        if reason is FinishReason.STOP and calls and ends_with_call(verified + provisional):
+            reason = FinishReason.TOOL_CALLS
+        stats = self._stats.end(session.stats, len(text.committed) - text.begin)
+        self._events.append(Finished(verified, provisional, reason, text.answer, stats, detail, text.spans))
 
     def _shown(self) -> tuple[str, str]:
         """(verified, provisional) text."""

@@ -82,5 +82,12 @@ class Failed:
     error: Exception
 
 
+@dataclass(frozen=True)
+class Woken:
+    """Somebody has asked something of the answer: what it waits for may be due otherwise."""
+
+
 #: jobs carry the session that asked: it may have been cancelled since
-InboxEvent = LinkEvent | Drafted | Written | Compared | TextRead | UnderstudyFailed | RulesReady | Unsupported | Failed
+InboxEvent = (
+    LinkEvent | Drafted | Written | Compared | TextRead | UnderstudyFailed | RulesReady | Unsupported | Failed | Woken
+)

@@ -23,8 +23,12 @@ class VerifierLink(Protocol):
     async def run(self) -> None:
         """Connect, and again whenever it must; ends only by cancellation or a refusal."""
 
-    async def send(self, message: ClientMessage) -> None:
-        """Send, or drop `message` where there is no connection: the session repeats it after the next LinkUp."""
+    def send(self, message: ClientMessage) -> None:
+        """Send, or drop `message` where there is no connection: the session repeats it after the next LinkUp. Never
+        waits."""
+
+    async def flush(self) -> None:
+        """Wait until all that was sent is on its way, or cannot be."""
 
     def pin(self, arithmetic: str) -> None:
         """From now on only verifiers that compute in `arithmetic`, or do not say how, are wanted; "": any.

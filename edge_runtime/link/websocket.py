@@ -1,14 +1,15 @@
 """The WebSocket to the verifier: connect, shake hands, receive, and dial again for ever.
 
 `Link.run` is one task for the runtime's whole life. It reports what happens as events and never raises
-for a network reason; `send` drops what cannot be sent, because every message is repeated by the session
-after the next link-up.
+for a network reason; `send` never waits, and drops what cannot be sent, because every message is repeated by the
+session after the next link-up.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import random
 import ssl
@@ -43,14 +44,16 @@ from outrider_core.protocol.wire import (
 from outrider_core.serving import is_loopback
 
 PATH = "/v1/verify"
-#: seconds to wait for the TCP connection, TLS and the handshake
-CONNECT_TIMEOUT = 5.0
+#: seconds to wait for each phase of a connection: TCP, TLS and WebSocket; HELLO. A time-out doubles them, up to the
+#: longest; a connection sets them to so many of its round trips, but not below the first
+CONNECT_TIMEOUT, LONGEST_TIMEOUT = 5.0, 20.0
+ROUND_TRIPS = 8
 #: delays between attempts: the first retry comes fast, because an answer is waiting
 FIRST_RETRY, LAST_RETRY = 0.1, 3.0
 #: the longest delay after a refusal: another version may answer at this address, now or when an upgrade is done
 REFUSED_RETRY = 30.0
-#: seconds that a silent connection has to answer a ping before another one is dialled beside it
-HEAD_START = 0.25
+#: seconds, and round trips, that a silent connection has to answer a ping before another one is dialled beside it
+HEAD_START, HEAD_START_TRIPS = 0.25, 2
 #: calls of `renew` after which a connection that says nothing is given up, even if it answers pings
 RENEWALS = 10
 #: what a network does to those who dial; UnicodeError: of a name that has no form for the DNS; ImportError: of a SOCKS
@@ -179,6 +182,14 @@ def _what_came(answer: Response) -> tuple[str, bool]:
     return body.partition("\n")[0][:200] or f"HTTP {answer.status_code}", False
 
 
+async def _write(connection: ClientConnection, frames: asyncio.Queue[bytes]) -> None:
+    """Send frames as they come, for as long as the connection takes them; its end shows where it is read."""
+    with contextlib.suppress(WebSocketException, OSError):
+        while True:
+            await connection.send(await frames.get())
+            frames.task_done()
+
+
 def reason_of(error: BaseException) -> str:
     """What a network did, for people: an operating system's own words without their number."""
     if isinstance(error, ConnectionClosed):
@@ -220,6 +231,11 @@ class Link:
         self.welcome: Welcome | None = None  # while there is a connection
         self.refused: LinkRefused | EngineFailed | None = None  # never: what refuses today may accept tomorrow
         self._connection: ClientConnection | None = None
+        self._frames = asyncio.Queue[bytes]()  # to be sent on it
+        self._writing: asyncio.Task[None] | None = None
+        self._unsent = math.inf  # bytes, when it was last asked to speak
+        self._patience = CONNECT_TIMEOUT  # for each phase of the next connection
+        self._rtt = 0.0  # of the last one
         self._beside: asyncio.Task[None] | None = None  # dials another one
         self._renewals = 0  # since it last said something
         self._wanted = asyncio.Event()  # other verifiers than when it was last dialled
@@ -263,13 +279,24 @@ class Link:
 
     async def _dial(self) -> tuple[ClientConnection, Welcome, float]:
         """A new connection whose handshake is done, and the seconds between HELLO and WELCOME."""
-        async with asyncio.timeout(CONNECT_TIMEOUT):
+        try:
+            dialled = await self._greeted(self._patience)
+        except TimeoutError:
+            self._patience = min(2 * self._patience, LONGEST_TIMEOUT)
+            raise
+        self._rtt = dialled[2]
+        self._patience = min(max(CONNECT_TIMEOUT, ROUND_TRIPS * self._rtt), LONGEST_TIMEOUT)
+        return dialled
+
+    async def _greeted(self, patience: float) -> tuple[ClientConnection, Welcome, float]:
+        """patience: seconds for each phase. Raises TimeoutError, and what a network does."""
+        async with asyncio.timeout(patience) as phase:
             connection = await _Connect(
                 self.url,
                 subprotocols=[SUBPROTOCOL],  # type: ignore[list-item]
                 compression=None,
                 max_size=MAX_SERVER_FRAME,
-                open_timeout=CONNECT_TIMEOUT,
+                open_timeout=None,
                 close_timeout=0.5,
                 ping_interval=10,
                 ping_timeout=20,
@@ -278,6 +305,7 @@ class Link:
                 ssl=self._tls,
             )
             try:
+                phase.reschedule(asyncio.get_running_loop().time() + patience)
                 asked = time.monotonic()
                 await connection.send(encode(self.hello))
                 answer = decode_server(await connection.recv(decode=False))
@@ -298,6 +326,8 @@ class Link:
     def _take(self, connection: ClientConnection, welcome: Welcome, rtt: float) -> None:
         """From now on `connection` is the link."""
         self._connection, self.welcome, self._renewals, self._spoke = connection, welcome, 0, False
+        self._frames, self._unsent = asyncio.Queue(), math.inf
+        self._writing = asyncio.create_task(_write(connection, self._frames))
         self.report(LinkUp(welcome, rtt))
 
     def _lose(self, reason: str, refused: bool = False) -> None:
@@ -306,6 +336,8 @@ class Link:
             return
         self._connection.transport.abort()
         self._connection = self.welcome = None
+        if self._writing:
+            self._writing.cancel()
         self.report(LinkDown(reason, refused))
 
     async def _receive(self, connection: ClientConnection) -> None:
@@ -350,8 +382,12 @@ class Link:
 
         A half-open connection never does; one that waits for a busy verifier answers a ping at once; and one through
         an outage may speak again before a new one is there. Where dialling fails, the silent one is given up too.
+        One that is still taking what is written to it is not silent: a long message on a slow link is on its way.
         """
         if self._connection is None:
+            return
+        unsent, self._unsent = self._unsent, self._connection.transport.get_write_buffer_size()
+        if 0 < self._unsent < unsent:
             return
         self._renewals += 1
         if self._renewals > RENEWALS:
@@ -363,7 +399,7 @@ class Link:
     async def _dial_beside(self, silent: ClientConnection) -> None:
         pong = asyncio.create_task(self._heed_pong(silent))
         try:
-            await asyncio.sleep(HEAD_START)
+            await asyncio.sleep(max(HEAD_START, HEAD_START_TRIPS * self._rtt))
             dialled = await self._dial()
         except (*FAILURES, LinkRefused) as error:
             self._lose(f"silent, and dialling again failed: {reason_of(error)}")
@@ -378,16 +414,21 @@ class Link:
             await (await silent.ping())
             self._dial_no_more()
 
-    async def send(self, message: ClientMessage) -> None:
-        """Send `message` if there is a connection; a failure shows as LinkDown."""
-        connection = self._connection
-        if connection is None:
+    def send(self, message: ClientMessage) -> None:
+        """Send `message` behind those before, if there is a connection; a failure shows as LinkDown."""
+        if self._connection is None:
             return
         frame = encode(message)
-        with contextlib.suppress(WebSocketException, OSError):
-            await connection.send(frame)
-            self.traffic.up += frame_bytes(len(frame), masked=True)
-            self.traffic.last[type(message).__name__] = frame_bytes(len(frame), masked=True)
+        self._frames.put_nowait(frame)
+        self.traffic.up += frame_bytes(len(frame), masked=True)
+        self.traffic.last[type(message).__name__] = frame_bytes(len(frame), masked=True)
+
+    async def flush(self) -> None:
+        """Wait until all that was sent is written, or the connection has ended."""
+        if self._writing and self._connection:
+            written = asyncio.ensure_future(self._frames.join())
+            await asyncio.wait({self._writing, written}, return_when=asyncio.FIRST_COMPLETED)
+            written.cancel()
 
     async def ping(self) -> float:
         """Seconds of a WebSocket ping and its pong. Raises OSError without a connection."""

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_runtime.session.states import FinishReason, PauseReason, Writer
+from edge_runtime.session.states import PauseReason, Writer
+from outrider_core.protocol.ending import FinishReason
 from outrider_core.protocol.wire import ClientMessage
 
 

@@ -118,14 +118,14 @@ class OfflineWriter:
 
     def wait(self, now: float) -> bool:
         """Nothing more can be written: wait for the target, but not forever. Returns False where it will not come."""
-        wait = self._usual_wait if self.paused else self._wait
+        wait = self._usual_wait if self.paused is PauseReason.ASKED else self._wait
         self.give_up_at = self.give_up_at or now + wait
         return not self.device_only or self.muted
 
     def expect_return(self, seconds: float, now: float) -> None:
         """From now on wait no longer than `seconds` for the target."""
         self._wait = min(seconds, self._usual_wait)
-        if self.give_up_at is not None and not self.paused:
+        if self.give_up_at is not None and self.paused is not PauseReason.ASKED:
             self.give_up_at = min(self.give_up_at, now + self._wait)
 
     def accepted(self) -> None:

@@ -40,7 +40,7 @@ from edge_runtime.session.feature_rows import RowsSeen
 from edge_runtime.session.job import JobSlot
 from edge_runtime.session.offline import REFUSED_SECONDS, OfflineWriter
 from edge_runtime.session.policy import OnReturn, Policy
-from edge_runtime.session.states import FinishReason, PauseReason, State, Writer
+from edge_runtime.session.states import PauseReason, State, Writer
 from edge_runtime.session.stats import SessionStats
 from edge_runtime.session.timeouts import Patience, RoundTimer
 from edge_runtime.session.transcript import Transcript
@@ -50,6 +50,7 @@ from edge_runtime.speed.settled import RequestKind, Settled
 from edge_runtime.speed.tuning import Tuning
 from outrider_core.drafting.drafter import Draft
 from outrider_core.protocol.constraint import Constraint
+from outrider_core.protocol.ending import FinishReason
 from outrider_core.protocol.rows import RowShape
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.tree import TokenTree
@@ -148,7 +149,7 @@ class Session:
         if self.policy.target_first:
             self.mode = self.tuning.begin()
         if self.text.over:
-            return self._finish(FinishReason.STOP if self.text.ended else FinishReason.LENGTH)
+            return self._complete()
         if self.offline.device_only:
             return self._go_offline(now, now)
         if not self.verifier.linked:
@@ -171,7 +172,7 @@ class Session:
         supported = self.verifier.link_up(welcome, now)
         self.text.limit = min(self._own_limit, self.verifier.context)
         self.offline.accepted()
-        return actions + (self._open(now) if supported else self._refused(now))
+        return actions + (self._open(now) if supported else self._go_offline(now, now))
 
     def link_down(self, now: float, refused: bool = False) -> list[Action]:
         """There is no link. refused: a verifier was there, and does not accept this device; another one may."""
@@ -272,7 +273,7 @@ class Session:
                 self.verifier.connect_by = None
                 return self._go_offline(due, now)
             case Deadline.GIVE_UP:
-                return self._finish(FinishReason.UNREACHABLE if self.offline.silenced else FinishReason.UNVERIFIED)
+                return self._unanswered()
             case Deadline.RETRY:
                 return self._open(now)
             case Deadline.REPLY:
@@ -306,13 +307,14 @@ class Session:
         self.offline.proceed()
         return self._next(now)
 
-    def cancel(self) -> list[Action]:
-        return [] if self.finished else self._finish(FinishReason.CANCELLED)
+    def cancel(self, reason: FinishReason = FinishReason.CANCELLED) -> list[Action]:
+        """Whoever drives the session ends the answer: nobody wants it any more, or something has failed."""
+        return [] if self.finished else self._finish(reason)
 
     def stop(self, surplus: int) -> list[Action]:
         """A stop string ended the text `surplus` committed tokens ago; even if they ended the answer themselves."""
         self.text.withdraw(surplus)
-        return self._finish(FinishReason.STOP)
+        return [*self.text.withdraw_provisional(), *self._finish(FinishReason.STOP)]
 
     def enough(self) -> None:
         """A stop string came in the provisional text: nothing more is written, unless it is taken back."""
@@ -389,8 +391,9 @@ class Session:
                 return [*reading, *offline.hand_over(writer), token]
 
     def _wait(self, now: float) -> list[Action]:
-        """Nothing more can be written alone."""
-        return [] if self.offline.wait(now) else self._finish(FinishReason.UNVERIFIED)
+        """Nothing more can be written alone: wait for the target, unless it refused the answer for good."""
+        refused = self.verifier.refused and self.offline.paused is not PauseReason.ASKED
+        return self._unanswered() if refused or not self.offline.wait(now) else []
 
     def _deadlines(self) -> list[tuple[Deadline, float]]:
         return [] if self.finished else self.verifier.deadlines(self.offline.active, self.offline.give_up_at)
@@ -402,7 +405,8 @@ class Session:
         self.verifier.forget_request()
         actions = self._adopt() if self.policy.on_return is OnReturn.KEEP else []
         if self.text.over:
-            return actions + (self._finish(FinishReason.STOP) if self.text.ended else self._no_room())
+            whole = self.text.ended or len(self.committed) >= self._own_limit
+            return actions + (self._complete() if whole else self._no_room())
         self.stats.opens += 1
         return [*actions, self.verifier.open(self.committed, self.rows_seen.leading()), *self._next(now)]
 
@@ -422,7 +426,7 @@ class Session:
             return actions + self._choose(now)
         actions += self._commit(fresh) + self._resume()
         if text.over or settled.ended:
-            return actions + self._finish(FinishReason.STOP if text.ended else FinishReason.LENGTH)
+            return actions + self._complete()
         if self.policy.target_first and self.verifier.in_flight:  # a stream goes on
             actions += self._compare()
         return actions + self._choose(now) + self._next(now)
@@ -468,17 +472,10 @@ class Session:
                 return []
             case Refusal.REOPEN:
                 return self._open(now)
-            case Refusal.RETRY:
+            case Refusal.RETRY | Refusal.FATAL:  # with a refusal for good nothing is asked again
                 return self._go_offline(now, now)
-            case Refusal.FATAL:
-                return self._refused(now)
             case Refusal.FULL:
                 return self._no_room()
-
-    def _refused(self, now: float) -> list[Action]:
-        """This link's verifier will not take this answer: go on without it, and do not wait for it at the end."""
-        self.offline.expect_return(0.0, now)
-        return self._go_offline(now, now)
 
     # --- the target is silent, and the end ---
 
@@ -506,15 +503,25 @@ class Session:
         return Pause(reason)
 
     def _no_room(self) -> list[Action]:
-        """The verifier's context is full: what was written alone stays as it is."""
+        """The verifier's context is full: what was written alone stays as it is. One that has no room for any of the
+        answer refuses it."""
         context = self.verifier.context
         self.verifier.complaint = f"the verifier's context holds {context} tokens; this conversation needs more"
-        return self._finish(FinishReason.UNVERIFIED if self.provisional else FinishReason.LENGTH)
+        begun = len(self.committed) > len(self.prompt)
+        return self._finish(FinishReason.LENGTH if begun else FinishReason.REFUSED)
+
+    def _complete(self) -> list[Action]:
+        """The target has written all of the answer."""
+        reason = FinishReason.STOP if self.text.ended else FinishReason.LENGTH
+        return [*self.text.withdraw_provisional(), *self._finish(reason)]
+
+    def _unanswered(self) -> list[Action]:
+        """The answer ends without the target; what was written alone stays."""
+        if self.verifier.refused:
+            return self._finish(FinishReason.REFUSED)
+        return self._finish(self.text.end_alone or FinishReason.UNREACHABLE)
 
     def _finish(self, reason: FinishReason) -> list[Action]:
-        """The answer ends."""
+        """The answer ends as it stands."""
         self.finished = reason
-        actions: list[Action] = [*self.verifier.cancel()]
-        if reason in (FinishReason.STOP, FinishReason.LENGTH):
-            actions += self.text.withdraw_provisional()
-        return [*actions, Done(reason)]
+        return [*self.verifier.cancel(), Done(reason)]

@@ -20,16 +20,6 @@ class State(StrEnum):
     FINISHED = "finished"
 
 
-class FinishReason(StrEnum):
-    """Why an answer ended."""
-
-    STOP = "stop"  #: its own end, or a stop string
-    LENGTH = "length"  #: it is as long as it may be
-    UNVERIFIED = "unverified"  #: the link never came back
-    UNREACHABLE = "unreachable"  #: the link never came back, and nothing may be written without it
-    CANCELLED = "cancelled"
-
-
 class Writer(StrEnum):
     """Who wrote a token of the answer."""
 
@@ -100,14 +90,15 @@ TRANSITIONS: dict[State, dict[SessionEvent, tuple[State, ...]]] = {
         SessionEvent.TICK: (State.DRAFTING, State.VERIFYING, State.STREAMING, State.FINISHED),
         SessionEvent.SET_MODE: (State.DRAFTING, State.FINISHED),
         SessionEvent.PAUSE: (State.WAITING,),
-        SessionEvent.SET_OBEYS: (State.WAITING,),
+        SessionEvent.SET_OBEYS: (State.WAITING, State.FINISHED),
+        SessionEvent.UNDERSTUDY_FAILED: (State.WAITING, State.FINISHED),
     },
     State.WAITING: {
         SessionEvent.LINK_UP: (State.DRAFTING, State.VERIFYING, State.STREAMING, State.FINISHED),
         SessionEvent.MESSAGE: (State.DRAFTING, State.VERIFYING, State.STREAMING, State.FINISHED),
         SessionEvent.TICK: (State.DRAFTING, State.VERIFYING, State.STREAMING, State.FINISHED),
         SessionEvent.SET_MODE: (State.DRAFTING, State.FINISHED),
-        SessionEvent.PROCEED: (State.ALONE,),
+        SessionEvent.PROCEED: (State.ALONE, State.FINISHED),
         SessionEvent.SET_OBEYS: (State.ALONE,),
     },
     State.FINISHED: {},

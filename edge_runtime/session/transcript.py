@@ -9,6 +9,7 @@ from itertools import groupby
 from edge_runtime.session.actions import Action, Commit, RollBack
 from edge_runtime.session.states import Writer
 from edge_runtime.session.stats import SessionStats
+from outrider_core.protocol.ending import FinishReason
 from outrider_core.protocol.prefix import common_prefix
 
 #: this many tokens in a row that stand in the answer already are a loop
@@ -77,8 +78,16 @@ class Transcript:
     @property
     def full(self) -> bool:
         """The text, provisional part included, is at its end; or the drafter only repeats itself."""
-        ended = self.enough or (bool(self.provisional) and self.provisional[-1] in self.eos_ids)
-        return ended or len(self.committed) + len(self.provisional) >= self.limit or self._looping()
+        return self.end_alone is not None
+
+    @property
+    def end_alone(self) -> FinishReason | None:
+        """How the text has ended, provisional part included; None where more may follow."""
+        if self.enough or (self.provisional and self.provisional[-1] in self.eos_ids):
+            return FinishReason.STOP
+        if len(self.committed) + len(self.provisional) >= self.limit or self._looping():
+            return FinishReason.LENGTH
+        return None
 
     def within(self, fresh: list[int]) -> list[int]:
         """What of `fresh`, the target's next tokens, belongs to the answer."""

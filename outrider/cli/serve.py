@@ -2,8 +2,9 @@
 
 Requests are answered one at a time. Content is verified text; what the device wrote offline travels in the extension
 field `outrider` = {"state", "provisional"} of a chunk. If an answer ends without the verifier it becomes content
-(`unverified="end"`), marked {"unverified": true}. Web pages are refused unless their Origin is allowed; those that are
-get what browsers ask for (CORS).
+(`unverified="end"`), marked {"unverified": true}. What the verifier refuses for good is refused here with its reason;
+an unfinished answer that waited for it in vain is an error too. Web pages are refused unless their Origin is allowed;
+those that are get what browsers ask for (CORS).
 """
 
 from __future__ import annotations
@@ -30,18 +31,21 @@ from edge_runtime.context import ConversationTooLong, FittedMessages
 from edge_runtime.events import Finished, LinkState, Provisional
 from edge_runtime.link.websocket import EngineFailed, LinkRefused
 from edge_runtime.runtime import EdgeRuntime
-from edge_runtime.session.states import FinishReason, Writer
+from edge_runtime.session.states import Writer
 from outrider_core.chat.api.app import api_app, api_routes
 from outrider_core.chat.api.constraints import field_of
 from outrider_core.chat.api.errors import ApiError
 from outrider_core.chat.api.fields import ApiRequest, token_limit
-from outrider_core.chat.api.replies import ChatFinishReason, Delta, Ending, ReplyWriter
+from outrider_core.chat.api.replies import Delta, Ending, ReplyWriter
 from outrider_core.http_protocol import HttpProtocol
+from outrider_core.protocol.ending import COMPLETE, FinishReason
 from outrider_core.serving import PageRules, bearer
 
 #: requests that may wait behind the one being answered
 MOST_WAITING = 8
 RETRY_SECONDS = 2
+#: seconds that an answer which cannot go on waits for the verifier while another request waits for its turn
+STALLED_SECONDS = 10.0
 #: sockets that may be open; where there are more, the one that has asked nothing for longest is cut
 MOST_SOCKETS = 64
 #: seconds that a socket may take to the end of its next request's headers
@@ -126,6 +130,7 @@ class DeviceCompletion:
         if asked.top is not None:
             text = "log probabilities are only known to the verifier's own endpoint: its verdicts carry tokens alone"
             raise ApiError(400, text, "logprobs", "unsupported_parameter")
+        await self._runtime.wait_for_link()
         fitted = self._fit(asked)
         self._asked, self._ids, self._dropped = asked, fitted.ids, len(fitted.dropped)
         self._constraint = asked.constraint(len(self._ids), self._manifest.vocab_size)
@@ -133,6 +138,8 @@ class DeviceCompletion:
             raise ApiError(400, why, field_of(self._constraint), "unsupported_parameter")
         if self._endpoint.waiting >= MOST_WAITING:
             raise ApiError(429, "too many requests are waiting already", None, "server_busy", RETRY_SECONDS)
+        if self._endpoint.waiting:
+            self._runtime.hurry(STALLED_SECONDS)
         self._endpoint.waiting += 1
         self._writing = asyncio.create_task(self._write())
         self._writing.add_done_callback(self._written)
@@ -152,7 +159,7 @@ class DeviceCompletion:
             case ApiError():
                 return error
             case ConstraintUnsupported():
-                return ApiError(400, str(error), field_of(self._constraint), "invalid_schema")
+                return self._refused(str(error))
             case LinkRefused() | EngineFailed():
                 return ApiError(502, str(error), code="verifier_refused")
             case DrafterFailed():
@@ -213,6 +220,10 @@ class DeviceCompletion:
         answer = self._runtime.answer_ids(self._ids, asked.sampling(choice), limit, asked.stops, self._constraint)
         async with contextlib.aclosing(answer) as events:
             async for event in events:
+                if why := self._runtime.refusal:
+                    raise self._refused(why)
+                if isinstance(event, LinkState) and self._endpoint.waiting > 1:
+                    self._runtime.hurry(STALLED_SECONDS)
                 state = event.state if isinstance(event, LinkState) else mark["state"]
                 writer = event.writer if isinstance(event, Provisional) else mark["writer"]
                 writer = writer if event.provisional else Writer.TARGET
@@ -223,14 +234,22 @@ class DeviceCompletion:
                     yield Delta(new, {} if now == mark else {"outrider": now}, idle=waits)
                 sent, mark = event.verified, now
         assert isinstance(event, Finished)
-        if event.reason == FinishReason.UNREACHABLE and not event.token_ids and self._constraint:
-            raise ApiError(502, f"no verifier wrote this answer: {event.detail}", code="verifier_refused")
+        if event.reason is FinishReason.REFUSED:
+            raise self._refused(event.detail)
         text = event.provisional if keeps_unverified else ""
         if text:
             yield Delta(text, {"outrider": {"unverified": True}})
-        yield self._ending(event, keeps_unverified, unverified=bool(text) or event.stats.adopted > 0)
+        if event.reason not in COMPLETE or (event.provisional and not keeps_unverified):
+            why = f"no verifier has written this answer to its end: {event.detail or 'this device has none'}"
+            raise ApiError(503, why, None, "verifier_unreachable", RETRY_SECONDS)
+        yield self._ending(event, unverified=bool(text) or event.stats.adopted > 0)
 
-    def _ending(self, last: Finished, keeps_unverified: bool, unverified: bool) -> Ending:
+    def _refused(self, why: str) -> ApiError:
+        """As the verifier's own endpoint refuses it."""
+        code = "invalid_schema" if self._constraint else "verifier_refused"
+        return ApiError(400, why, field_of(self._constraint), code)
+
+    def _ending(self, last: Finished, unverified: bool) -> Ending:
         written = Counter[str]()
         for span in last.spans:
             written[span.writer] += span.end - span.begin
@@ -240,11 +259,7 @@ class DeviceCompletion:
         if not self._asked.streams:
             mark["state"] = "unverified" if unverified else "verified"
         accepted = round(max(last.stats.tau - 1.0, 0.0) * last.stats.rounds)
-        ended_by_itself = bool(last.token_ids) and last.token_ids[-1] in self._manifest.eos_ids
-        stopped = last.reason == "stop" or (last.reason == "unverified" and keeps_unverified and ended_by_itself)
-        reason = ChatFinishReason.STOP if stopped else ChatFinishReason.LENGTH
-        drawn = len(last.token_ids) if keeps_unverified else last.stats.tokens
-        return Ending(reason, drawn, {"outrider": mark}, last.stats.nodes, accepted)
+        return Ending(last.reason, len(last.token_ids), {"outrider": mark}, last.stats.nodes, accepted)
 
 
 async def run(endpoint: Endpoint, bound: list[socket.socket]) -> None:

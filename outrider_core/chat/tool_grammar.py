@@ -20,6 +20,8 @@ import msgspec
 from msgspec import Meta, Struct
 
 TAG, END_TAG = "<tool_call>", "</tool_call>"
+#: how a call ends, whatever its JSON holds: no raw newline stands in that
+CALL_END = "}\n" + END_TAG
 MAX_TOOLS = 128
 #: calls of one answer
 MAX_CALLS = 16
@@ -81,6 +83,11 @@ def lark_of(rules: ToolRules, options: dict[str, Any]) -> str:
     if rules.parallel:
         lines += [f'AGAIN: "\\n{TAG}"']
     return "\n".join(lines) + "\n"
+
+
+def ends_with_call(text: str) -> bool:
+    """Whether an answer under such a grammar has called functions, and all of its calls are whole."""
+    return text.endswith(CALL_END)
 
 
 def call_text(name: str, arguments: Any) -> str:

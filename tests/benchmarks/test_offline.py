@@ -21,7 +21,7 @@ from edge_runtime.events import (
     RolledBack,
     Verified,
 )
-from edge_runtime.session.states import FinishReason
+from outrider_core.protocol.ending import FinishReason
 from tests.edge_runtime.test_probe import tiny_bundle
 
 PROMPT = [7, 8, 9]

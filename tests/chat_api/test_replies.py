@@ -12,11 +12,12 @@ import pytest
 from outrider_core.chat.api import app
 from outrider_core.chat.api.app import PARSERS
 from outrider_core.chat.api.errors import ApiError
-from outrider_core.chat.api.replies import ChatFinishReason, ChatWriter, Delta, Ending
+from outrider_core.chat.api.replies import ChatWriter, Delta, Ending
 from outrider_core.chat.api.response_writer import ResponseWriter
 from outrider_core.chat.tool_grammar import call_text
+from outrider_core.protocol.ending import FinishReason
 
-ENDING = Ending(ChatFinishReason.STOP, 5, {"outrider": {"unverified": False}}, drafted=9, accepted=3)
+ENDING = Ending(FinishReason.STOP, 5, {"outrider": {"unverified": False}}, drafted=9, accepted=3)
 
 
 async def answer(*parts: Delta | Ending | ApiError) -> AsyncIterator[Delta | Ending]:
@@ -108,9 +109,9 @@ def test_a_call_that_a_stop_string_cuts_off_is_not_told_as_whole(cut: int) -> No
     text = call_text("f", {"a": 1}) + "\n" + call_text("g", {"b": "x" * 40})
     said = text[: len(text) - cut]
     chat = ChatWriter("tiny", "target-hash", 7, calls=True)
-    [choice] = asyncio.run(chat.whole(answer(Delta(said), Ending(ChatFinishReason.STOP, 5))))["choices"]
+    [choice] = asyncio.run(chat.whole(answer(Delta(said), Ending(FinishReason.STOP, 5))))["choices"]
     assert choice["finish_reason"] == ("stop" if cut else "tool_calls")
-    ended = answer(Delta(said), Ending(ChatFinishReason.STOP, 5))
+    ended = answer(Delta(said), Ending(FinishReason.STOP, 5))
     reply = asyncio.run(ResponseWriter("tiny", {}, 7, True).whole(ended))
     assert [each["status"] for each in reply["output"]] == ["completed", "incomplete" if cut else "completed"]
 
@@ -129,7 +130,7 @@ def test_an_answer_of_json_beside_tools_is_no_call() -> None:
     }
     for path, body in bodies.items():
         asked = PARSERS[path](json.dumps({"model": "m", **body}).encode())
-        said = answer(Delta('{"a": "<tool_call>"}'), Ending(ChatFinishReason.STOP, 5))
+        said = answer(Delta('{"a": "<tool_call>"}'), Ending(FinishReason.STOP, 5))
         whole = asyncio.run(asked.writer("m", "f", 1, str).whole(said))
         told = whole["choices"][0]["message"] if "choices" in whole else whole["output"][0]["content"][0]
         assert told.get("content", told.get("text")) == '{"a": "<tool_call>"}'

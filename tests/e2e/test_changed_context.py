@@ -84,7 +84,7 @@ def test_the_answer_is_as_long_as_the_new_context(folders: Folders, bundle: Bund
 def test_text_that_fits_into_no_context_is_kept_and_the_user_told(folders: Folders, bundle: Bundle) -> None:
     with serving(folders, 120) as first, serving(folders, len(PROMPT) + 2) as then:
         *_, last = asyncio.run(answered(bundle, first, then, 6, 8))
-    assert isinstance(last, Finished) and last.reason == "unverified"
+    assert isinstance(last, Finished) and last.reason == "length"
     assert last.stats.tokens >= 6 and last.provisional
     assert last.token_ids[: last.stats.tokens] == oracle(folders, PROMPT, Sampling())[: last.stats.tokens]
     assert last.detail == f"the verifier's context holds {len(PROMPT) + 2} tokens; this conversation needs more"

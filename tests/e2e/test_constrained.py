@@ -207,8 +207,9 @@ def test_json_without_a_verifier(bundle: Bundle, understudy: Literal["off", "col
             *_, end = [e async for e in runtime.generate(PROMPT, max_new_tokens=MOST, temperature=1.0, seed=3, **ASKED)]
             bad = {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"not": {}}}}}
             with pytest.raises(ValueError, match="cannot be obeyed"):
-                async for _ in runtime.generate(PROMPT, **bad):
-                    pass
+                async for event in runtime.generate(PROMPT, **bad):
+                    last = event
+        assert isinstance(last, Finished) and last.reason == "refused" and "cannot be obeyed" in last.detail
         assert isinstance(end, Finished)
         return end
 
@@ -261,9 +262,9 @@ def test_a_verifier_that_does_not_know_constraints_is_not_asked(folders: Folders
         verifier.constraints.obeys = 0
         refused, plain = asyncio.run(run(address))
     assert refused.stats.tokens == 0
-    # whether the device's own rules are made by the time of WELCOME decides between waiting in vain and writing alone
+    # whether the device's own rules are made by the time of WELCOME decides whether it writes alone
     alone = len(refused.token_ids)
-    assert (refused.reason, alone) in {("unreachable", 0), ("unverified", 5)}
+    assert refused.reason == "refused" and alone in (0, 5)
     assert "does not support the answer's constraint" in refused.detail
     assert plain.reason == "length" and len(plain.token_ids) == 5
 
@@ -313,11 +314,13 @@ def test_the_devices_endpoint(folders: Folders, bundle: Bundle) -> None:
         good, *refusals = asyncio.run(run(address))
     assert good.json()["choices"][0]["message"]["content"] == text
     assert good.json()["choices"][0]["finish_reason"] == "stop"
-    assert [refused.status_code for refused in refusals] == [502] * 4, "a stream that is refused has not begun"
+    assert [refused.status_code for refused in refusals] == [400] * 4, "a stream that is refused has not begun"
     alone, *unobeyed = asyncio.run(run(None))
     assert [(each.status_code, each.json()["error"]["code"]) for each in unobeyed] == [(400, "invalid_schema")] * 4
     assert [each.json()["error"]["param"] for each in unobeyed] == ["response_format"] * 2 + ["text.format"] * 2
+    assert [each.json()["error"]["param"] for each in refusals] == [each.json()["error"]["param"] for each in unobeyed]
     for each in refusals + unobeyed:
+        assert each.json()["error"]["code"] == "invalid_schema"
         assert "cannot be obeyed" in each.json()["error"]["message"]
     assert_valid([*TOKENIZER.encode(alone.json()["choices"][0]["message"]["content"], add_special_tokens=False), EOS])
 
@@ -357,3 +360,58 @@ def test_openais_client_at_the_devices_endpoint(folders: Folders, bundle: Bundle
 
     with serve(json_verifier(folders)) as address:
         asyncio.run(run(address))
+
+
+class Tired(Rules):
+    """A grammar that allows nothing any more behind `most` tokens, as one that has run out of fuel."""
+
+    most = 6
+
+    @property
+    def broken(self) -> str:
+        return "the grammar is out of fuel" if len(self._answer) >= self.most else super().broken
+
+
+@pytest.mark.parametrize("most", [0, 6], ids=["at once", "in its middle"])
+@pytest.mark.parametrize("mode", ["tree", "stream"])
+def test_what_the_verifier_refuses_for_good_is_refused_by_the_device(
+    folders: Folders, bundle: Bundle, monkeypatch: pytest.MonkeyPatch, mode: Literal["tree", "stream"], most: int
+) -> None:
+    """With the verifier's reason, and at once: nobody behind it waits."""
+    monkeypatch.setattr(Tired, "most", most)
+    model, messages = bundle.manifest.target, [{"role": "user", "content": "abc"}]
+    plain = {"model": model, "messages": messages, "max_tokens": 4, "temperature": 0}
+    bodies = [plain | ASKED | {"max_tokens": MOST, "stream": streams} for streams in (False, True)]
+    verifier = json_verifier(folders)
+    prepare = verifier.constraints.prepare
+
+    def tired(*arguments: Any) -> Any:
+        future = prepare(*arguments)
+        future.add_done_callback(lambda done: setattr(done.result(), "__class__", Tired))
+        return future
+
+    monkeypatch.setattr(verifier.constraints, "prepare", tired)
+
+    async def run(address: str) -> list[httpx.Response]:
+        options = RuntimeOptions(patience=Patience(connect=5.0), threads=1)  # what it would wait offline: 300 s
+        async with EdgeRuntime(bundle, address, options, pinned=Pinned(mode=mode)) as runtime:
+            transport = httpx.ASGITransport(Endpoint(runtime).app)
+            async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1/v1", timeout=HANG) as client:
+                async with asyncio.timeout(60):
+                    return list(
+                        await asyncio.gather(
+                            *(client.post("/chat/completions", json=each) for each in [*bodies, plain])
+                        )
+                    )
+
+    with serve(verifier) as address:
+        whole, streamed, behind = asyncio.run(run(address))
+    assert whole.status_code == 400
+    error = whole.json()["error"]
+    assert (error["code"], error["param"]) == ("invalid_schema", "response_format") and "fuel" in error["message"]
+    if streamed.status_code == 200:
+        *_, last, done = streamed.text.strip().split("\n\n")
+        assert done == "data: [DONE]" and json.loads(last.removeprefix("data: ")) == whole.json()
+    else:
+        assert streamed.status_code == 400 and streamed.json() == whole.json()
+    assert behind.status_code == 200

@@ -117,7 +117,7 @@ def test_the_answer_is_finished_alone_and_says_why(
         events, badge = asyncio.run(run(f"{scheme}://{address}"))
         findings = asyncio.run(examine(folders[2], f"{scheme}://{address}", threads=1, **options))
     last = events[-1]
-    assert isinstance(last, Finished) and last.reason == "unverified" and len(last.token_ids) == 8 and last.provisional
+    assert isinstance(last, Finished) and last.reason == "length" and len(last.token_ids) == 8 and last.provisional
     assert last.detail and reason in last.detail and reason in told(events) and "Errno" not in last.detail
     assert badge.startswith("◑ on its own (") and (not reason or reason in badge)
     bad = [finding for finding in findings if finding.level == "bad"]

@@ -143,16 +143,22 @@ def test_in_an_outage_unverified_text_travels_beside_the_content(folders: Folder
 
 @pytest.mark.parametrize("unverified", ["end", "never"])
 def test_an_answer_that_ends_without_the_verifier_says_so(bundle: Bundle, unverified: Any) -> None:
-    async def run() -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    async def run() -> tuple[httpx.Response, list[dict[str, Any]]]:
         async with client_of(bundle, None, unverified=unverified) as client:
-            whole = (await client.post("/chat/completions", json=request(bundle))).json()
+            whole = await client.post("/chat/completions", json=request(bundle))
             return whole, chunks(await client.post("/chat/completions", json=request(bundle, stream=True)))
 
     whole, parts = asyncio.run(run())
-    text = whole["choices"][0]["message"]["content"]
-    assert content(parts) == text and bool(text) == (unverified == "end")
-    assert whole["outrider"]["unverified"] == (unverified == "end") == parts[-1]["outrider"]["unverified"]
-    assert (whole["usage"]["completion_tokens"] > 0) == (unverified == "end")
+    if unverified == "never":  # nothing of it may be content, so it is not an answer
+        assert whole.status_code == 503 and whole.json() == parts[-1]
+        assert whole.json()["error"]["code"] == "verifier_unreachable" and not content(parts[:-1])
+        return
+    body = whole.json()
+    text = body["choices"][0]["message"]["content"]
+    assert content(parts) == text and text
+    assert body["outrider"]["unverified"] and parts[-1]["outrider"]["unverified"]
+    assert body["usage"]["completion_tokens"] > 0
+    assert body["choices"][0]["finish_reason"] == parts[-1]["choices"][0]["finish_reason"]
 
 
 def test_requests_take_turns_and_too_many_are_refused(

@@ -476,8 +476,8 @@ def refused_request_traces() -> list[dict[str, Any]]:
     """Requests that a verifier will never take, and contexts that are shorter than the text."""
     traces = []
 
-    def record(name: str, policy: Policy | None = None) -> World:
-        world = World(random.Random(0), 40, policy)
+    def record(name: str, policy: Policy | None = None, sentence_ends: frozenset[int] = frozenset()) -> World:
+        world = World(random.Random(0), 40, policy, sentence_ends=sentence_ends)
         recording = Recording(world)
         traces.append({"name": name, "setup": recording.setup, "steps": recording.steps})
         return world
@@ -496,9 +496,29 @@ def refused_request_traces() -> list[dict[str, Any]]:
                 world.run_job()
                 if not world.session.finished and not again:
                     world.tick(0.1)
-            if again:
+            if again and not world.session.finished:
                 world.cut()
                 world.settle()
+    for why, policy in (("it is not sure", Policy(offline="pause")), ("its sentence ends", Policy())):
+        world = record(f"refused for good, and the drafter pauses: {why}", policy, frozenset([2]))
+        world.do(world.session.start(world.now))
+        world.connect()
+        world.deliver()
+        world.run_job()
+        world.refuse(ERR_BOUNDS)
+        while not world.session.finished:
+            token, job = (1, 3, 2)[len(world.session.provisional) % 3], world.jobs.pop()
+            world.do(world.session.token_written(token, 0.1, job.version, world.now))
+        assert world.session.finished == "refused" and world.session.stats.pauses == 1
+    world = record("refused for good in a pause that was asked for", Policy(), frozenset([2]))
+    world.do(world.session.start(world.now))
+    world.connect()
+    world.do(world.session.pause(world.now))
+    world.refuse(ERR_BOUNDS)
+    world.run_job()
+    world.do(world.session.proceed(world.now))
+    while not world.session.finished:
+        world.run_job()
     for writer in ("prefer-cloud", "cloud-only"):
         world = record(f"a verifier that does not accept this device, {writer}", Policy(writer=writer))  # type: ignore[arg-type]
         world.do(world.session.start(world.now))
@@ -687,7 +707,7 @@ def arithmetic_traces() -> list[dict[str, Any]]:
         world.connect("torch-float32")
         world.run_job()
         world.tick(1.0)
-    assert world.session.finished == "unverified" and world.now < 60
+    assert world.session.finished in ("stop", "length") and world.session.provisional and world.now < 60
     for number in range(12):
         policy = POLICIES[number % len(POLICIES)]
         if policy.writer != "device-only":

@@ -8,7 +8,7 @@ from edge_runtime.answer.display import Display
 from edge_runtime.answer.stats import StatsRecorder
 from edge_runtime.events import Finished, LinkState, LinkStatus
 from edge_runtime.session.actions import Done, Stall
-from edge_runtime.session.states import FinishReason
+from outrider_core.protocol.ending import FinishReason
 from tests.edge_runtime.world import World
 
 
@@ -56,8 +56,9 @@ def test_while_the_target_answers_there_is_none() -> None:
     assert states(shown) == [("alone", "the verifier is silent: lost"), ("verified", "")]
 
 
-def test_an_end_says_why_only_where_it_waited_in_vain() -> None:
-    for reason, detail in (("unverified", "refused"), ("unreachable", "refused"), ("stop", ""), ("length", "")):
+def test_an_end_says_why_only_where_the_target_did_not_write_it() -> None:
+    for reason in FinishReason:
+        detail = "" if reason in ("stop", "length", "tool_calls") else "refused"
         shown = display("refused")
         shown.show(Done(FinishReason(reason)))
         (end,) = shown.take()

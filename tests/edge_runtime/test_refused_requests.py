@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from edge_runtime.session.policy import Policy
-from edge_runtime.session.states import State
+from edge_runtime.session.policy import Offline, Policy
+from edge_runtime.session.states import TRANSITIONS, SessionEvent, State
 from edge_runtime.session.timeouts import Patience
 from outrider_core.protocol.wire import (
     ERR_BOUNDS,
@@ -66,12 +66,12 @@ def test_whatever_happens_nothing_is_sent_that_does_not_fit(seed: int, context: 
     assert world.shown == plain(PROMPT, min(20, context - len(PROMPT)))
 
 
-def test_text_that_no_verifier_has_room_for_is_kept_as_unverified() -> None:
+def test_text_that_no_verifier_has_room_for_is_kept_and_refused() -> None:
     """It came up with a context that ends where the prompt does."""
     world = Narrow(random.Random(2), len(PROMPT), LONG)
     world.write_alone(6)
     world.connect()
-    assert world.done == "unverified" and len(world.shown) == 6 and world.verified == 0
+    assert world.done == "refused" and len(world.shown) == 6 and world.verified == 0
 
 
 def test_the_next_verifier_may_have_more_context_than_the_last() -> None:
@@ -107,9 +107,9 @@ def test_what_was_refused_is_not_asked_again(code: int, writer: Any) -> None:
     assert world.session.verifier.seq == asked and world.session.stats.opens == 1
     assert world.now < 60, "there is nothing to wait for"
     if writer == "cloud-only":
-        assert world.done == "unreachable" and not world.shown
+        assert world.done == "refused" and not world.shown
     else:
-        assert (world.done == "unverified" and len(world.shown) == 20) or world.shown[-1] == EOS
+        assert world.done == "refused" and (len(world.shown) == 20 or world.shown[-1] == EOS)
 
 
 def test_another_link_is_asked_once_more() -> None:
@@ -139,7 +139,7 @@ def test_a_verifier_whose_context_is_full_leaves_what_was_written_alone() -> Non
     world.write_alone(5)
     world.connect()
     world.refuse(ERR_TOO_LONG)
-    assert world.done == "unverified" and len(world.shown) == 5
+    assert world.done == "refused" and len(world.shown) == 5
 
 
 @pytest.mark.parametrize("first", [ERR_BUSY, ERR_UNKNOWN])
@@ -155,3 +155,50 @@ def test_an_open_that_is_of_no_help_is_sent_again_after_a_while(first: int) -> N
     world.tick(2.0)
     world.settle()
     assert world.done in ("stop", "length") and world.shown == plain(PROMPT, 6)
+
+
+ENDINGS = st.sampled_from(["prefer-cloud", "prefer-device", "cloud-only"])
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    st.integers(0, 2**32),
+    ENDINGS,
+    st.sampled_from(list(Offline)),
+    st.booleans(),
+    st.lists(st.sampled_from([*EVENTS, "reading"]), max_size=60),
+)
+def test_an_answer_refused_for_good_ends_as_refused_without_any_wait(
+    seed: int, writer: Any, offline: Offline, helped: bool, events: list[str]
+) -> None:
+    """In whatever state it is refused, and however its writers pause: no clock runs before it ends."""
+    world = World(
+        random.Random(seed),
+        policy=Policy(writer=writer, offline=offline, min_confidence=0.6),
+        understudy=helped,
+        sentence_ends=frozenset([2]),
+    )
+    world.do(world.session.start(world.now))
+    for event in events:
+        if not world.done:
+            world.happen(event)
+    world.deaf = False
+    world.connect()
+    if world.done or world.session.verifier.in_flight is None:
+        return
+    world.refuse(ERR_BOUNDS)
+    world.do(world.session.proceed(world.now))  # a pause that somebody asked for is theirs to end
+    for _ in range(200):
+        if not world.done:
+            world.run_job()
+            world.run_reading()
+    assert world.done == "refused" and world.session.verifier.complaint == "no"
+
+
+@pytest.mark.parametrize("state", [state for state in State if state is not State.FINISHED])
+def test_no_states_only_exit_is_a_time_out(state: State) -> None:
+    """Nor somebody who gives the answer up: what may come from the link, or from the device, ends it or goes on."""
+    leads = {event for event, after in TRANSITIONS[state].items() if set(after) - {state}}
+    assert leads - {SessionEvent.TICK, SessionEvent.CANCEL, SessionEvent.STOP}
+    if state not in (State.DRAFTING, State.FINISHED):
+        assert {SessionEvent.MESSAGE} <= leads and State.FINISHED in TRANSITIONS[state][SessionEvent.MESSAGE]

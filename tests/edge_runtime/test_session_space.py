@@ -174,7 +174,11 @@ def test_every_order_of_events(name: str) -> None:
         here = key(world)
         if world.done:
             ends.add(here)
-            if world.done in ("stop", "length") and not world.session.text.adopted:
+            text = world.session.text
+            by_target = "stop" if text.ended else "length"
+            if text.provisional or world.done != by_target:
+                assert world.done == (text.end_alone or "unreachable"), "the target was waited for in vain"
+            elif not text.adopted:
                 assert world.shown == expected and world.verified == len(expected)
             continue
         for _, after in successors(world, name):

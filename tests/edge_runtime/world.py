@@ -35,7 +35,7 @@ from edge_runtime.session.actions import (
 )
 from edge_runtime.session.policy import Policy
 from edge_runtime.session.session import Session
-from edge_runtime.session.states import Writer
+from edge_runtime.session.states import PauseReason, Writer
 from edge_runtime.session.timeouts import Patience, RoundTimer
 from edge_runtime.speed.controller import Controller, Mode
 from edge_runtime.speed.pace import Pace
@@ -314,6 +314,8 @@ class World:
         assert len(self.shown) <= session.max_new
         at_work = self.jobs or self.readings
         assert session.finished or at_work or session.wake_at() is not None, "nobody will ever wake it"
+        asked = session.offline.paused is PauseReason.ASKED
+        assert not session.verifier.refused or session.finished or at_work or asked, "refused, and it waits"
 
     def send(self, message: Any) -> None:
         if self.verifier and not self.deaf:

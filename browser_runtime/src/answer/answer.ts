@@ -68,16 +68,27 @@ export class Answer {
     return this.recorder.now(this.session.stats, this.session.text.length);
   }
 
-  /** Events until the answer has ended. Throws DrafterFailed. */
+  /** Events until the answer has ended, the last one `finished`; behind it throws DrafterFailed where the engine has failed. */
   async *run(): AsyncGenerator<Event, void, void> {
     const { session, link } = this;
+    let failure: DrafterFailed | null = null;
     this.display.tell("connecting", link ? link.url : "no server given");
     this.do(session.start(clock()));
     if (link?.welcome) this.do(session.linkUp(link.welcome, clock()));
     for (;;) {
+      if (failure) {
+        this.display.failed(failure.message);
+        this.do(session.cancel("failed"));
+      }
       yield* this.display.take();
+      if (failure) throw failure;
       if (session.finished) return;
-      await this.nextEvent();
+      try {
+        await this.nextEvent();
+      } catch (error) {
+        if (!(error instanceof DrafterFailed)) throw error;
+        failure = error;
+      }
     }
   }
 

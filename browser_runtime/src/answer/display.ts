@@ -1,6 +1,8 @@
 /** What a user sees of an answer: actions of the session in, events out. */
 
 import type { Event, LinkStatus } from "../events.js";
+import { GRAMMAR_TOOLS } from "../protocol/constraint.js";
+import { COMPLETE, endsWithCall } from "../protocol/ending.js";
 import type { Decode } from "../protocol/text.js";
 import type { Action, Adopt, Commit } from "../session/actions.js";
 import type { Session } from "../session/session.js";
@@ -95,17 +97,21 @@ export class Display {
         break;
       case "Done": {
         text.end();
-        const unanswered = action.reason === "unverified" || action.reason === "unreachable";
+        const unanswered = !COMPLETE.includes(action.reason) || text.provisional !== "";
         const detail = (unanswered && this.why) || session.verifier.complaint;
-        const [tokenIds, spans, stats] = [
-          session.text.answer,
-          session.text.spans,
-          this.stats.now(session.stats, session.text.length),
-        ];
-        this.events.push({ type: "finished", ...this.shown(), reason: action.reason, tokenIds, spans, stats, detail });
+        const mayCall = action.reason === "stop" && session.setup.constraint?.grammar === GRAMMAR_TOOLS;
+        const reason = mayCall && endsWithCall(text.verified + text.provisional) ? "tool_calls" : action.reason;
+        const { answer: tokenIds, spans, length } = session.text;
+        const stats = this.stats.now(session.stats, length);
+        this.events.push({ type: "finished", ...this.shown(), reason, tokenIds, spans, stats, detail });
         break;
       }
     }
+  }
+
+  /** What the end will say of an answer that cannot go on. */
+  failed(why: string): void {
+    this.why = why;
   }
 
   /** Somebody asked to go on; the device writes again. */

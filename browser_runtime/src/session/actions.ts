@@ -1,8 +1,9 @@
 /** What a session asks its surroundings to do. Pure data, with the names of the other runtimes. */
 
+import type { FinishReason } from "../protocol/ending.js";
 import type { ClientMessage } from "../protocol/messages.js";
 import type { TreeSize } from "../speed/tuning.js";
-import type { FinishReason, PauseReason, Writer } from "./states.js";
+import type { PauseReason, Writer } from "./states.js";
 
 /** Give `message` to the link. */
 export interface Send {

@@ -123,14 +123,15 @@ export class OfflineWriter {
 
   /** Nothing more can be written: wait for the target, but not forever. Returns false where it will not come. */
   wait(now: number): boolean {
-    this.giveUpAt ||= now + (this.paused ? this.usualWait : this.waitSeconds);
+    this.giveUpAt ||= now + (this.paused === "asked" ? this.usualWait : this.waitSeconds);
     return !this.deviceOnly || this.muted;
   }
 
   /** From now on wait no longer than `seconds` for the target. */
   expectReturn(seconds: number, now: number): void {
     this.waitSeconds = Math.min(seconds, this.usualWait);
-    if (this.giveUpAt !== null && !this.paused) this.giveUpAt = Math.min(this.giveUpAt, now + this.waitSeconds);
+    if (this.giveUpAt !== null && this.paused !== "asked")
+      this.giveUpAt = Math.min(this.giveUpAt, now + this.waitSeconds);
   }
 
   /** A verifier accepts this answer: if it falls silent, wait for it as long as usual. */

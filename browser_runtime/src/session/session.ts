@@ -14,6 +14,7 @@
  */
 
 import { type Draft, NO_DRAFT } from "../drafting/drafter.js";
+import type { FinishReason } from "../protocol/ending.js";
 import { computesIn, type ServerMessage, type Welcome } from "../protocol/messages.js";
 import type { RowShape } from "../protocol/rows.js";
 import { TokenTree } from "../protocol/tree.js";
@@ -25,7 +26,7 @@ import type { RowsSeen } from "./featureRows.js";
 import { JobSlot } from "./job.js";
 import { OfflineWriter, REFUSED_SECONDS } from "./offline.js";
 import { type Policy, targetFirst } from "./policy.js";
-import type { FinishReason, PauseReason, State, Writer } from "./states.js";
+import type { PauseReason, State, Writer } from "./states.js";
 import { SessionStats } from "./stats.js";
 import { Transcript } from "./transcript.js";
 import { type Deadline, type Refusal, type VerifierSetup, VerifierState } from "./verifier.js";
@@ -114,7 +115,7 @@ export class Session {
   start(now: number): Action[] {
     this.verifier.heard = now;
     if (targetFirst(this.policy)) this.mode = this.tuning.begin();
-    if (this.text.over) return this.finish(this.text.ended ? "stop" : "length");
+    if (this.text.over) return this.complete();
     if (this.offline.deviceOnly) return this.goOffline(now, now);
     if (!this.verifier.linked) this.verifier.connectBy = now + this.setup.patience.connect;
     return [...this.verifier.wanted, ...this.offline.readAlong(this.committed), ...this.next(now)];
@@ -136,7 +137,7 @@ export class Session {
     const supported = this.verifier.linkUp(welcome, now);
     this.text.limit = Math.min(this.ownLimit, this.verifier.context);
     this.offline.accepted();
-    return [...actions, ...(supported ? this.open(now) : this.refused(now))];
+    return [...actions, ...(supported ? this.open(now) : this.goOffline(now, now))];
   }
 
   /** There is no link. refused: a verifier was there, and does not accept this device; another one may. */
@@ -240,7 +241,7 @@ export class Session {
         this.verifier.connectBy = null;
         return this.goOffline(due, now);
       case "give up":
-        return this.finish(this.offline.silenced ? "unreachable" : "unverified");
+        return this.unanswered();
       case "retry":
         return this.open(now);
       case "reply":
@@ -275,14 +276,15 @@ export class Session {
     return this.next(now);
   }
 
-  cancel(): Action[] {
-    return this.finished ? [] : this.finish("cancelled");
+  /** Whoever drives the session ends the answer: nobody wants it any more, or something has failed. */
+  cancel(reason: FinishReason = "cancelled"): Action[] {
+    return this.finished ? [] : this.finish(reason);
   }
 
   /** A stop string ended the text `surplus` committed tokens ago; even if they ended the answer themselves. */
   stop(surplus: number): Action[] {
     this.text.withdraw(surplus);
-    return this.finish("stop");
+    return [...this.text.withdrawProvisional(), ...this.finish("stop")];
   }
 
   /** A stop string came in the provisional text: nothing more is written, unless it is taken back. */
@@ -365,9 +367,10 @@ export class Session {
     return [...reading, ...offline.handOver(writer), token];
   }
 
-  /** Nothing more can be written alone. */
+  /** Nothing more can be written alone: wait for the target, unless it refused the answer for good. */
   private wait(now: number): Action[] {
-    return this.offline.wait(now) ? [] : this.finish("unverified");
+    const refused = this.verifier.refused && this.offline.paused !== "asked";
+    return refused || !this.offline.wait(now) ? this.unanswered() : [];
   }
 
   private deadlines(): [Deadline, number][] {
@@ -380,7 +383,8 @@ export class Session {
   private open(now: number): Action[] {
     this.verifier.forgetRequest();
     const actions = this.policy.onReturn === "keep" ? this.adopt() : [];
-    if (this.text.over) return [...actions, ...(this.text.ended ? this.finish("stop") : this.noRoom())];
+    const whole = this.text.ended || this.committed.length >= this.ownLimit;
+    if (this.text.over) return [...actions, ...(whole ? this.complete() : this.noRoom())];
     this.stats.opens++;
     return [...actions, this.verifier.open(this.committed, this.setup.rowsSeen.leading()), ...this.next(now)];
   }
@@ -400,7 +404,7 @@ export class Session {
     const actions = this.addRows(start, rows, Math.max(0, (keep ? base + same : endsAt) - start));
     actions.push(...this.commit(keep ? fresh.slice(0, same) : fresh), ...this.resume());
     if (keep) return [...actions, ...this.open(now), ...this.choose(now)];
-    if (text.over || settled.ended) return [...actions, ...this.finish(text.ended ? "stop" : "length")];
+    if (text.over || settled.ended) return [...actions, ...this.complete()];
     if (targetFirst(this.policy) && this.verifier.inFlight) actions.push(...this.compare()); // a stream goes on
     return [...actions, ...this.choose(now), ...this.next(now)];
   }
@@ -447,18 +451,11 @@ export class Session {
       case "reopen":
         return this.open(now);
       case "retry":
+      case "fatal": // nothing is asked again
         return this.goOffline(now, now);
-      case "fatal":
-        return this.refused(now);
       case "full":
         return this.noRoom();
     }
-  }
-
-  /** This link's verifier will not take this answer: go on without it, and do not wait for it at the end. */
-  private refused(now: number): Action[] {
-    this.offline.expectReturn(0, now);
-    return this.goOffline(now, now);
   }
 
   // --- the target is silent, and the end ---
@@ -487,18 +484,30 @@ export class Session {
     return { type: "Pause", reason };
   }
 
-  /** The verifier's context is full: what was written alone stays as it is. */
+  /**
+   * The verifier's context is full: what was written alone stays as it is. One that has no room for any of the answer refuses
+   * it.
+   */
   private noRoom(): Action[] {
     const { context } = this.verifier;
     this.verifier.complaint = `the verifier's context holds ${context} tokens; this conversation needs more`;
-    return this.finish(this.provisional.length ? "unverified" : "length");
+    return this.finish(this.text.length ? "length" : "refused");
   }
 
-  /** The answer ends. */
+  /** The target has written all of the answer. */
+  private complete(): Action[] {
+    return [...this.text.withdrawProvisional(), ...this.finish(this.text.ended ? "stop" : "length")];
+  }
+
+  /** The answer ends without the target; what was written alone stays. */
+  private unanswered(): Action[] {
+    return this.finish(this.verifier.refused ? "refused" : (this.text.endAlone ?? "unreachable"));
+  }
+
+  /** The answer ends as it stands. */
   private finish(reason: FinishReason): Action[] {
     this.finished = reason;
-    const whole = reason === "stop" || reason === "length";
-    return [...this.verifier.cancel(), ...(whole ? this.text.withdrawProvisional() : []), { type: "Done", reason }];
+    return [...this.verifier.cancel(), { type: "Done", reason }];
   }
 
   /** Tokens of the text at most, whatever the verifier's context. */

@@ -1,5 +1,6 @@
 /** The tokens of one answer, and how verified and provisional ones become each other. */
 
+import type { FinishReason } from "../protocol/ending.js";
 import { commonPrefix } from "../protocol/prefix.js";
 import type { Action } from "./actions.js";
 import type { Writer } from "./states.js";
@@ -66,9 +67,14 @@ export class Transcript {
 
   /** The text, provisional part included, is at its end; or the drafter only repeats itself. */
   get full(): boolean {
+    return this.endAlone !== null;
+  }
+
+  /** How the text has ended, provisional part included; null where more may follow. */
+  get endAlone(): FinishReason | null {
     const last = this.provisional.at(-1);
-    const ended = this.enough || (last !== undefined && this.eosIds.has(last));
-    return ended || this.committed.length + this.provisional.length >= this.limit || this.looping();
+    if (this.enough || (last !== undefined && this.eosIds.has(last))) return "stop";
+    return this.committed.length + this.provisional.length >= this.limit || this.looping() ? "length" : null;
   }
 
   /** What of `fresh`, the target's next tokens, belongs to the answer. */

@@ -6,21 +6,13 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
 from typing import Any, Protocol
 
 import msgspec
 
 from outrider_core.chat.api.errors import ApiError
 from outrider_core.chat.api.tools import CallDelta, CallReader
-
-
-class ChatFinishReason(StrEnum):
-    """Why an answer ended: by itself or at a stop string, at a limit of tokens, or as it calls functions."""
-
-    STOP = "stop"
-    LENGTH = "length"
-    TOOL_CALLS = "tool_calls"
+from outrider_core.protocol.ending import FinishReason
 
 
 @dataclass(frozen=True)
@@ -57,12 +49,14 @@ class Delta:
 
 @dataclass(frozen=True)
 class Ending:
-    """The end of a choice. completion_tokens: tokens drawn, the one that ends the answer included.
+    """The end of a choice that is complete: any other way to end is an ApiError.
+
+    completion_tokens: tokens drawn, the one that ends the answer included.
 
     drafted: tokens that were verified as drafts; accepted: of these, the target's own.
     """
 
-    finish_reason: ChatFinishReason
+    finish_reason: FinishReason
     completion_tokens: int
     extension: Mapping[str, Any] = field(default_factory=dict)
     drafted: int = 0
@@ -104,8 +98,8 @@ async def with_calls(answer: AnswerParts, formed: bool = False) -> AnswerParts:
         if isinstance(part, Ending):
             if carried.chances:
                 yield carried
-            called = reader.calls and not reader.inside and part.finish_reason == ChatFinishReason.STOP
-            yield replace(part, finish_reason=ChatFinishReason.TOOL_CALLS) if called else part
+            called = reader.calls and not reader.inside and part.finish_reason == FinishReason.STOP
+            yield replace(part, finish_reason=FinishReason.TOOL_CALLS) if called else part
             reader, carried = CallReader(formed), Delta("")
         elif carried.extension:
             yield carried
@@ -215,7 +209,7 @@ class ChatWriter:
         index: int,
         delta: Mapping[str, Any] | None,
         fields: Mapping[str, Any],
-        finish_reason: ChatFinishReason | None = None,
+        finish_reason: FinishReason | None = None,
         chances: Sequence[TokenChances] = (),
     ) -> bytes:
         """delta: what is new; None for the chunk of token counts, which has no choice."""

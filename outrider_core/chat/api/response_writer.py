@@ -10,7 +10,6 @@ from typing import Any
 from outrider_core.chat.api.errors import ApiError
 from outrider_core.chat.api.replies import (
     AnswerParts,
-    ChatFinishReason,
     Delta,
     Ending,
     Usage,
@@ -19,6 +18,7 @@ from outrider_core.chat.api.replies import (
     with_calls,
 )
 from outrider_core.chat.api.tools import CallDelta
+from outrider_core.protocol.ending import FinishReason
 
 ResponseEvent = dict[str, Any]
 
@@ -107,7 +107,7 @@ class ResponseWriter:
                 yield from self._message()
             calling = self._output[-1]["type"] == "function_call"  # ended by a stop string where it is not TOOL_CALLS
             reason = part.finish_reason
-            cut = reason == ChatFinishReason.LENGTH or (calling and reason == ChatFinishReason.STOP)
+            cut = reason == FinishReason.LENGTH or (calling and reason == FinishReason.STOP)
             yield from self._closed("incomplete" if cut else "completed")
         elif part.call is not None:
             yield from self._called(part.call)
@@ -177,6 +177,6 @@ class ResponseWriter:
 
 def _status(ending: Ending) -> tuple[str, ResponseEvent | None]:
     """The response's status, and why it is incomplete."""
-    if ending.finish_reason == ChatFinishReason.LENGTH:
+    if ending.finish_reason == FinishReason.LENGTH:
         return "incomplete", {"reason": "max_output_tokens"}
     return "completed", None

@@ -12,13 +12,11 @@ import msgspec
 from msgspec import Meta, Struct
 
 from outrider_core.chat.api.constraints import ConstraintFault
-from outrider_core.chat.tool_grammar import END_TAG, MAX_TOOLS, NAME, TAG, ToolFunction, ToolRules
+from outrider_core.chat.tool_grammar import CALL_END, MAX_TOOLS, NAME, TAG, ToolFunction, ToolRules
 from outrider_core.protocol.text import StopStrings
 
 CHOICES = ("none", "auto", "required")
 _HEAD = re.compile(rf'\s*\{{\s*"name":\s*"({NAME})",\s*"arguments":\s*')
-#: how a call ends, whatever its JSON holds: no raw newline stands in that
-_END = "}\n" + END_TAG
 
 
 class _Function(Struct):
@@ -208,9 +206,9 @@ class CallReader:
             return True
         self._held = self._held if self._argues else self._held.lstrip()
         self._argues = bool(self._held)
-        cut = StopStrings([_END])
+        cut = StopStrings([CALL_END])
         sure = cut.push(self._held)
-        self._held = self._held[len(sure) + len(_END) :] if cut.hit else cut.flush()
+        self._held = self._held[len(sure) + len(CALL_END) :] if cut.hit else cut.flush()
         if sure:
             out.append(CallDelta(self._index, sure))
         if cut.hit:

@@ -7,6 +7,7 @@ import dev.outrider.core.link.Link
 import dev.outrider.core.link.LinkDown
 import dev.outrider.core.link.LinkEvent
 import dev.outrider.core.link.LinkUp
+import dev.outrider.core.protocol.FinishReason
 import dev.outrider.core.protocol.Welcome
 import dev.outrider.core.protocol.concerns
 import dev.outrider.core.session.Action
@@ -53,9 +54,13 @@ internal class Answer(
     private val held = HeldToken(session.policy.offlineRate)
     private var welcome: Welcome? = null // of the link that the session knows
     private var down = link?.error.orEmpty() // why there is no connection
+    private var failure: Exception? = null // of the engine
 
-    /** Emits events until the answer has ended; [recorded] is called before them. Raises what the engine does. */
-    suspend fun run(out: FlowCollector<Event>, recorded: () -> Unit) {
+    /**
+     * Emits events until the answer has ended, the last one `Finished`; [recorded] is called before them. Gives what
+     * the engine raised, where that ended it.
+     */
+    suspend fun run(out: FlowCollector<Event>, recorded: () -> Unit): Exception? {
         display.tell(LinkState.CONNECTING, link?.url ?: "no server given")
         while (true) { // what happened between two answers shows in the link's state
             val event = inbox.tryReceive().getOrNull() ?: break
@@ -70,8 +75,12 @@ internal class Answer(
         }
         while (true) {
             recorded()
+            failure?.let {
+                display.failed("the drafter's engine failed: ${it.message}")
+                act(session.cancel(FinishReason.FAILED))
+            }
             while (true) out.emit(display.take() ?: break)
-            if (session.finished != null) return
+            if (session.finished != null) return failure
             nextEvent()?.let(::feed)
             act(session.tick(now()))
             release()
@@ -107,7 +116,7 @@ internal class Answer(
             }
             // jobs of another session were asked for by an answer that was cancelled
             is InboxEvent.Ahead -> if (event.session === session) stats.aheadNodes += event.nodes
-            is InboxEvent.Failed -> if (event.session === session) throw event.error
+            is InboxEvent.Failed -> if (event.session === session) failure = event.error
             is InboxEvent.Compared -> if (event.session === session) {
                 act(session.treeCompared(event.draft, event.base, event.working))
             }

@@ -9,11 +9,13 @@ import dev.outrider.core.events.LinkState
 import dev.outrider.core.events.Provisional
 import dev.outrider.core.events.RolledBack
 import dev.outrider.core.events.Verified
+import dev.outrider.core.protocol.FinishReason
+import dev.outrider.core.protocol.GRAMMAR_TOOLS
+import dev.outrider.core.protocol.endsWithCall
 import dev.outrider.core.session.Action
 import dev.outrider.core.session.Adopt
 import dev.outrider.core.session.Commit
 import dev.outrider.core.session.Done
-import dev.outrider.core.session.FinishReason
 import dev.outrider.core.session.HandOver
 import dev.outrider.core.session.Pause
 import dev.outrider.core.session.PauseReason
@@ -100,18 +102,25 @@ internal class Display(
 
     private fun end(reason: FinishReason) {
         text.end()
-        val unanswered = reason == FinishReason.UNVERIFIED || reason == FinishReason.UNREACHABLE
         val complaint = session.verifier.complaint
-        val detail = if (unanswered) why.ifEmpty { complaint } else complaint
+        val detail = if (reason.complete && text.provisional.isEmpty()) complaint else why.ifEmpty { complaint }
+        val mayCall = reason == FinishReason.STOP && session.constraint?.grammar == GRAMMAR_TOOLS
+        val calls = mayCall && endsWithCall(text.verified + text.provisional)
         val of = session.text
         val counted = stats.end(session.stats, session.committed.size - session.prompt.size)
-        events += Finished(text.verified, text.provisional, reason, of.answer, counted, detail, of.spans)
+        val shown = if (calls) FinishReason.TOOL_CALLS else reason
+        events += Finished(text.verified, text.provisional, shown, of.answer, counted, detail, of.spans)
     }
 
     private fun words(reason: PauseReason) = when (reason) {
         PauseReason.UNSURE -> "paused: the device is not sure how to go on"
         PauseReason.LIMIT -> "waiting for the link: the drafter alone has no more to say that is worth reading"
         PauseReason.ASKED -> "paused, as was asked"
+    }
+
+    /** What the end will say of an answer that cannot go on. */
+    fun failed(reason: String) {
+        why = reason
     }
 
     /** Somebody asked to go on; the device writes again. */

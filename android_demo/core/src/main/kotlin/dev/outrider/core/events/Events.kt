@@ -1,7 +1,7 @@
 /** Events that an answer yields while it grows, and the statistics it ends with. */
 package dev.outrider.core.events
 
-import dev.outrider.core.session.FinishReason
+import dev.outrider.core.protocol.FinishReason
 import dev.outrider.core.session.SessionStats
 import dev.outrider.core.session.Span
 import dev.outrider.core.session.Writer
@@ -39,8 +39,8 @@ class LinkChange(
 ) : Event()
 
 /**
- * The answer's end. [detail]: where the verifier was waited for in vain, or had no room, why. [spans]: who wrote which
- * tokens.
+ * The answer's end, and always its last event. [detail]: why, where the verifier or an engine did not write all of it;
+ * else "". [spans]: who wrote which tokens.
  */
 class Finished(
     override val verified: String,

@@ -47,6 +47,7 @@ import kotlinx.coroutines.Dispatchers
 import kotlinx.coroutines.channels.Channel
 import kotlinx.coroutines.flow.Flow
 import kotlinx.coroutines.flow.buffer
+import kotlinx.coroutines.flow.emitAll
 import kotlinx.coroutines.flow.flow
 import kotlinx.coroutines.flow.flowOn
 
@@ -187,8 +188,8 @@ class EdgeRuntime(
      * Answer a conversation. The flow's last event is [Finished]; whoever stops collecting cancels the answer.
      *
      * Raises [IllegalArgumentException] on a prompt that leaves no room, and on what nobody could hold the answer to;
-     * while it is collected,
-     * [IllegalStateException] if another answer is on its way, or what the engine throws.
+     * while it is collected, [IllegalStateException] if another answer is on its way, or, behind [Finished], what the
+     * engine threw.
      */
     fun generate(messages: List<ChatMessage>, request: Request = Request()): Flow<Event> =
         generateFromIds(bundle.renderChat(messages, toolUseOf(request)?.prompt.orEmpty()), request)
@@ -237,6 +238,12 @@ class EdgeRuntime(
     }
 
     private fun answer(stop: List<String>, begin: () -> Session): Flow<Event> = flow {
+        var failure: Exception? = null // raised behind the last event, which it would overtake otherwise
+        emitAll(written(stop, begin) { failure = it }.buffer(Channel.UNLIMITED).flowOn(Dispatchers.Default))
+        failure?.let { throw it }
+    }
+
+    private fun written(stop: List<String>, begin: () -> Session, failed: (Exception) -> Unit): Flow<Event> = flow {
         check(busy.compareAndSet(false, true)) {
             "an answer is on its way; collect it to its end or cancel it, or make a runtime for each conversation"
         }
@@ -244,7 +251,7 @@ class EdgeRuntime(
             val session = begin()
             val answer = Answer(session, link, worker, understudyThread, inbox, bundle.tokenizer::decode, stop)
             try {
-                answer.run(this) { record = recordOf(session, manifest.targetHash, stop) }
+                answer.run(this) { record = recordOf(session, manifest.targetHash, stop) }?.let(failed)
             } finally {
                 answer.close()
                 synchronized(memory) {
@@ -257,7 +264,7 @@ class EdgeRuntime(
         } finally {
             busy.set(false)
         }
-    }.buffer(Channel.UNLIMITED).flowOn(Dispatchers.Default)
+    }
 
     /**
      * Forget all conversations so far, e.g. as another user comes: no draft looks up again what they said.

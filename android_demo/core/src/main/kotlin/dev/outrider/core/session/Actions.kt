@@ -2,6 +2,7 @@
 package dev.outrider.core.session
 
 import dev.outrider.core.protocol.ClientMessage
+import dev.outrider.core.protocol.FinishReason
 import dev.outrider.core.speed.DraftSize
 import dev.outrider.core.speed.TreeSize
 

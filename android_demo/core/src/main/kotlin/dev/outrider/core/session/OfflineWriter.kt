@@ -130,14 +130,14 @@ internal class OfflineWriter(
 
     /** Nothing more can be written: wait for the target, but not forever. Returns false where it will not come. */
     fun awaitTarget(now: Double): Boolean {
-        giveUpAt = giveUpAt ?: (now + if (paused == null) wait else usualWait)
+        giveUpAt = giveUpAt ?: (now + if (paused == PauseReason.ASKED) usualWait else wait)
         return !deviceOnly || muted
     }
 
     /** From now on wait no longer than [seconds] for the target. */
     fun expectReturn(seconds: Double, now: Double) {
         wait = minOf(seconds, usualWait)
-        if (paused == null) giveUpAt = giveUpAt?.let { minOf(it, now + wait) }
+        if (paused != PauseReason.ASKED) giveUpAt = giveUpAt?.let { minOf(it, now + wait) }
     }
 
     /** A verifier accepts this answer: if it falls silent, wait for it as long as usual. */

@@ -4,6 +4,7 @@ import dev.outrider.core.drafting.Draft
 import dev.outrider.core.protocol.Constraint
 import dev.outrider.core.protocol.Error
 import dev.outrider.core.protocol.Features
+import dev.outrider.core.protocol.FinishReason
 import dev.outrider.core.protocol.Opened
 import dev.outrider.core.protocol.Resync
 import dev.outrider.core.protocol.RowShape
@@ -95,7 +96,7 @@ class Session(
     fun start(now: Double): List<Action> {
         verifier.heard = now
         if (policy.targetFirst) mode = tuning.begin()
-        if (text.over) return finish(if (text.ended) FinishReason.STOP else FinishReason.LENGTH)
+        if (text.over) return complete()
         if (offline.deviceOnly) return goOffline(now, now)
         if (!verifier.linked) verifier.connectBy = now + patience.connect
         return verifier.wanted + offline.readAlong(committed) + next(now)
@@ -112,7 +113,7 @@ class Session(
         val supported = verifier.linkUp(welcome, now)
         text.limit = minOf(ownLimit, verifier.context)
         offline.accepted()
-        return actions + if (supported) open(now) else follow(Refusal.FATAL, now)
+        return actions + if (supported) open(now) else goOffline(now, now)
     }
 
     /** There is no link. refused: a verifier was there, and does not accept this device; another one may. */
@@ -195,13 +196,9 @@ class Session(
         val (deadline, due) = deadlines().firstOrNull { (_, moment) -> now >= moment } ?: return emptyList()
         return when (deadline) {
             Deadline.CONNECT, Deadline.REPLY -> goOffline(due, now)
-            Deadline.GIVE_UP ->
-                finish(if (offline.silenced) FinishReason.UNREACHABLE else FinishReason.UNVERIFIED)
+            Deadline.GIVE_UP -> unanswered()
             Deadline.RETRY -> open(now)
-            Deadline.RENEW -> {
-                verifier.heard = now
-                listOf(Reconnect)
-            }
+            Deadline.RENEW -> listOf(Reconnect).also { verifier.heard = now }
         }
     }
 
@@ -227,12 +224,14 @@ class Session(
         return next(now)
     }
 
-    fun cancel(): List<Action> = if (finished != null) emptyList() else finish(FinishReason.CANCELLED)
+    /** Whoever drives the session ends the answer: nobody wants it any more, or something has failed. */
+    fun cancel(reason: FinishReason = FinishReason.CANCELLED): List<Action> =
+        if (finished != null) emptyList() else finish(reason)
 
     /** A stop string ended the text [surplus] committed tokens ago; even if they ended the answer themselves. */
     fun stop(surplus: Int): List<Action> {
         text.withdraw(surplus)
-        return finish(FinishReason.STOP)
+        return text.withdrawProvisional() + finish(FinishReason.STOP)
     }
 
     // --- what to do next ---
@@ -292,9 +291,11 @@ class Session(
         return reading + offline.handOver(writer) + WriteToken(committed + provisional, job.take(writer), writer)
     }
 
-    /** Nothing more can be written alone. */
-    private fun awaitTarget(now: Double): List<Action> =
-        if (offline.awaitTarget(now)) emptyList() else finish(FinishReason.UNVERIFIED)
+    /** Nothing more can be written alone: wait for the target, unless it refused the answer for good. */
+    private fun awaitTarget(now: Double): List<Action> {
+        val refused = verifier.refused && offline.paused != PauseReason.ASKED
+        return if (refused || !offline.awaitTarget(now)) unanswered() else emptyList()
+    }
 
     private fun deadlines(): List<Pair<Deadline, Double>> =
         if (finished != null) emptyList() else verifier.deadlines(offline.active, offline.giveUpAt)
@@ -305,7 +306,7 @@ class Session(
     private fun open(now: Double): List<Action> {
         verifier.forgetRequest()
         val actions = if (policy.onReturn == OnReturn.KEEP) adopt() else emptyList()
-        if (text.over) return actions + if (text.ended) finish(FinishReason.STOP) else noRoom()
+        if (text.over) return actions + if (text.ended || committed.size >= ownLimit) complete() else noRoom()
         stats.opens++
         return actions + verifier.open(committed, rowsSeen.leading) + next(now)
     }
@@ -323,9 +324,7 @@ class Session(
         val own = addRows(start, rows, maxOf(0, (if (keep) base + same else endsAt) - start))
         val actions = own + commit(if (keep) fresh.take(same) else fresh) + offline.stop()
         if (keep) return actions + open(now) + choose(now)
-        if (text.over || settled.ended) {
-            return actions + finish(if (text.ended) FinishReason.STOP else FinishReason.LENGTH)
-        }
+        if (text.over || settled.ended) return actions + complete()
         // beside a stream, now and then, have a tree or a chain drafted that is not sent
         val streams = policy.targetFirst && verifier.inFlight != null
         val size = if (streams) tuning.comparison(stats.streamed, offline.drafts) else null
@@ -355,15 +354,11 @@ class Session(
         return listOf(Adopt(tokens)) + offline.stop()
     }
 
-    /** Do what follows from a refusal. */
+    /** Do what follows from a refusal: from one for good what follows from silence, but nothing is asked again. */
     private fun follow(refusal: Refusal, now: Double): List<Action> = when (refusal) {
         Refusal.IGNORE -> emptyList()
         Refusal.REOPEN -> open(now)
-        Refusal.RETRY -> goOffline(now, now)
-        Refusal.FATAL -> { // this link's verifier is not asked any more, nor waited for at the end
-            offline.expectReturn(0.0, now)
-            goOffline(now, now)
-        }
+        Refusal.RETRY, Refusal.FATAL -> goOffline(now, now)
         Refusal.FULL -> noRoom()
     }
 
@@ -385,16 +380,21 @@ class Session(
         return offline.pause(reason).also { job.cancel() }
     }
 
-    /** The verifier's context is full: what was written alone stays as it is. */
+    /** The verifier's context is full: what was written alone stays. With no room for any of it, it is refused. */
     private fun noRoom(): List<Action> {
         verifier.complaint = "the verifier's context holds ${verifier.context} tokens; this conversation needs more"
-        return finish(if (provisional.isEmpty()) FinishReason.LENGTH else FinishReason.UNVERIFIED)
+        return finish(if (committed.size > prompt.size) FinishReason.LENGTH else FinishReason.REFUSED)
     }
 
-    /** The answer ends. */
-    private fun finish(reason: FinishReason): List<Action> {
-        finished = reason
-        val verified = reason == FinishReason.STOP || reason == FinishReason.LENGTH
-        return verifier.cancel() + (if (verified) text.withdrawProvisional() else emptyList()) + Done(reason)
-    }
+    /** The target has written all of the answer. */
+    private fun complete(): List<Action> =
+        text.withdrawProvisional() + finish(if (text.ended) FinishReason.STOP else FinishReason.LENGTH)
+
+    /** The answer ends without the target; what was written alone stays. */
+    private fun unanswered(): List<Action> =
+        finish(if (verifier.refused) FinishReason.REFUSED else text.endAlone ?: FinishReason.UNREACHABLE)
+
+    /** The answer ends as it stands. */
+    private fun finish(reason: FinishReason): List<Action> =
+        (verifier.cancel() + Done(reason)).also { finished = reason }
 }

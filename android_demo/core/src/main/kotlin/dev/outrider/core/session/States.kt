@@ -1,5 +1,7 @@
-/** Where an answer stands, why it pauses and why it ends. */
+/** Where an answer stands, and why it pauses. */
 package dev.outrider.core.session
+
+import dev.outrider.core.protocol.FinishReason
 
 /** Where an answer stands; docs/design.md has the table of transitions. */
 enum class State {
@@ -47,21 +49,4 @@ enum class PauseReason {
 
     /** Somebody called [Session.pause]. */
     ASKED,
-}
-
-/** Why an answer ended. */
-enum class FinishReason {
-    /** Its own end, or a stop string. */
-    STOP,
-
-    /** As long as it may be. */
-    LENGTH,
-
-    /** The link never came back. */
-    UNVERIFIED,
-
-    /** The link never came back, and nothing may be written without it. */
-    UNREACHABLE,
-
-    CANCELLED,
 }

@@ -1,5 +1,6 @@
 package dev.outrider.core.session
 
+import dev.outrider.core.protocol.FinishReason
 import dev.outrider.core.protocol.commonPrefix
 
 /** This many tokens in a row that stand in the answer already are a loop. */
@@ -46,8 +47,15 @@ internal class Transcript(
     val over: Boolean get() = ended || committed.size >= limit
 
     /** The text, provisional part included, is at its end; or the drafter only repeats itself. */
-    val full: Boolean
-        get() = enough || provisional.lastOrNull() in eosIds || committed.size + provisional.size >= limit || looping
+    val full: Boolean get() = endAlone != null
+
+    /** How the text has ended, provisional part included; null where more may follow. */
+    val endAlone: FinishReason?
+        get() = when {
+            enough || provisional.lastOrNull() in eosIds -> FinishReason.STOP
+            committed.size + provisional.size >= limit || looping -> FinishReason.LENGTH
+            else -> null
+        }
 
     /** What of [fresh], the target's next tokens, belongs to the answer. */
     fun within(fresh: List<Int>): List<Int> {

@@ -85,7 +85,10 @@ internal class VerifierState(
     private val stats: SessionStats,
 ) {
     private val gaps = RoundTimer(timer.floor, timer.ceiling, timer.first) // between streamed tokens
-    private var refused = false // this link's verifier will never take what it was asked
+
+    /** This link's verifier will never take what it was asked. */
+    var refused = false
+        private set
     private var freshOpen = false // an OPEN was sent and no request since
     private var treeBudget = MAX_NODES // what it asks for now; larger trees it may prune
     private var offered = "" // what the link's verifier computes in; "" where it does not say

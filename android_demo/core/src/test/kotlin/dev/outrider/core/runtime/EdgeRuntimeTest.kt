@@ -15,9 +15,9 @@ import dev.outrider.core.events.HandedOver
 import dev.outrider.core.events.LinkChange
 import dev.outrider.core.events.LinkState
 import dev.outrider.core.events.Provisional
+import dev.outrider.core.protocol.FinishReason
 import dev.outrider.core.protocol.Sampling
 import dev.outrider.core.session.AnswerRecord
-import dev.outrider.core.session.FinishReason
 import dev.outrider.core.session.Policy
 import dev.outrider.core.session.Span
 import dev.outrider.core.session.UnderstudyUse
@@ -68,7 +68,7 @@ class EdgeRuntimeTest {
         runtime().use { runtime ->
             val events = runtime.generate("Why?", Request(maxNewTokens = 12)).toList()
             val end = assertIs<Finished>(events.last())
-            assertEquals(FinishReason.UNVERIFIED, end.reason)
+            assertEquals(FinishReason.LENGTH, end.reason)
             assertEquals(12, end.tokenIds.size)
             assertEquals(letters.decode(end.tokenIds), end.provisional)
             assertEquals("", end.verified)
@@ -252,6 +252,21 @@ class EdgeRuntimeTest {
             runtime.generate("Why?").first { begun.await(20, TimeUnit.SECONDS) }
             val events = runtime.generate("What?", Request(4)).onEach { fail.countDown() }.toList()
             assertEquals(4, assertIs<Finished>(events.last()).tokenIds.size)
+        }
+    }
+
+    @Test
+    fun anEngineThatFailsEndsTheAnswerAsFailed() = runBlocking {
+        val engine = object : Engine by HashEngine(draftIds, 2, 2) {
+            override fun step(step: DraftStep): StepResult = error("out of memory")
+        }
+        runtime(engine = engine).use { runtime ->
+            val events = mutableListOf<Event>()
+            val thrown = assertFailsWith<IllegalStateException> { runtime.generate("Why?").collect { events += it } }
+            assertEquals("out of memory", thrown.message)
+            val end = assertIs<Finished>(events.last())
+            assertEquals(FinishReason.FAILED, end.reason)
+            assertTrue("engine failed: out of memory" in end.detail, end.detail)
         }
     }
 

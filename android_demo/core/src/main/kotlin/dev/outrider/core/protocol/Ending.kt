@@ -1,0 +1,32 @@
+/** How an answer can end: one list for the session, the endpoints, the ports and the command line. */
+package dev.outrider.core.protocol
+
+/** Why an answer ended. Text that nobody verified is marked as such, however the answer ended. */
+enum class FinishReason {
+    /** Its own end, or a stop string. */
+    STOP,
+
+    /** As long as it may be, or the device's drafter only repeated itself. */
+    LENGTH,
+
+    /** Its own end, and it calls functions. */
+    TOOL_CALLS,
+
+    /** Whoever asked gave it up. */
+    CANCELLED,
+
+    /** The verifier refused the request for good. */
+    REFUSED,
+
+    /** The verifier was waited for in vain, and the text is not complete. */
+    UNREACHABLE,
+
+    /** An engine failed. */
+    FAILED;
+
+    /** The text is complete as far as it may be. */
+    val complete: Boolean get() = this == STOP || this == LENGTH || this == TOOL_CALLS
+}
+
+/** Whether an answer that may call functions has called some, and all of its calls are whole. */
+internal fun endsWithCall(text: String): Boolean = text.endsWith("}\n</tool_call>") // no raw newline stands in JSON

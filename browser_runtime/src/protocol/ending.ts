@@ -1,0 +1,18 @@
+/** How an answer can end: one list for the session, the endpoints, the ports and the command line. */
+
+/**
+ * stop: its own end, or a stop string. length: as long as it may be, or the device's drafter only repeated itself.
+ * tool_calls: its own end, and it calls functions. cancelled: whoever asked gave it up. refused: the verifier refused it for
+ * good. unreachable: the verifier was waited for in vain, and the text is not complete. failed: an engine failed.
+ *
+ * Text that nobody verified is marked as such, however the answer ended.
+ */
+export type FinishReason = "stop" | "length" | "tool_calls" | "cancelled" | "refused" | "unreachable" | "failed";
+
+/** How an answer ends whose text is complete as far as it may be. */
+export const COMPLETE: readonly FinishReason[] = ["stop", "length", "tool_calls"];
+
+/** Whether an answer that may call functions has called some, and all of its calls are whole. */
+export function endsWithCall(text: string): boolean {
+  return text.endsWith("}\n</tool_call>"); // no raw newline stands in JSON
+}
