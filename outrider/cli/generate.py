@@ -16,9 +16,10 @@ from outrider.cli.prompt import interrupts
 from outrider.cli.reach import Reach
 from outrider.cli.terminal import Output, show_answer, summary
 from outrider_core.drafting.bundle import Bundle
+from outrider_core.protocol.ending import FinishReason
 
-#: exit status where a server was given and verified nothing
-UNVERIFIED = 3
+#: exit status where a server was given and verified nothing, or was waited for in vain; and where it refused the answer
+UNVERIFIED, REFUSED = 3, 4
 OFFLINE = "offline: all text below was written on this device and is unverified"
 
 
@@ -51,11 +52,20 @@ async def generate(options: GenerateOptions, bundle: Bundle, server: str | LinkM
         if event and options.json:
             text = {"text": event.verified + event.provisional, "verified_text": event.verified}
             spans = [asdict(span) for span in event.spans]
-            answer = {**text, "reason": event.reason, "token_ids": event.token_ids, "spans": spans}
+            answer = {
+                **text,
+                "reason": event.reason,
+                "detail": event.detail,
+                "token_ids": event.token_ids,
+                "spans": spans,
+            }
             print(json.dumps({**answer, **event.stats.as_dict()}))
         elif event:
             output.note(summary(event))
-        if asked and (event is None or not event.stats.tokens):
+        if event and event.reason is FinishReason.REFUSED:
+            output.tell(f"the verifier refused this: {event.detail}")
+            return REFUSED
+        if asked and (event is None or not event.stats.tokens or event.reason is FinishReason.UNREACHABLE):
             output.tell(reach.advice)
             return UNVERIFIED
     return 0

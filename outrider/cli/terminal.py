@@ -19,6 +19,7 @@ from rich.text import Text
 from edge_runtime.events import Event, Finished, HandedOver, LinkState, RolledBack, Verified
 from edge_runtime.runtime import EdgeRuntime
 from outrider.cli.reach import Reach
+from outrider_core.protocol.ending import COMPLETE
 
 #: state -> (mark, words, style); a mark differs in shape as well as in colour
 STATES = {
@@ -146,7 +147,8 @@ def summary(event: Finished) -> str:
         parts.append(f"{stats.provisional} written alone{by} ({stats.kept} kept, {stats.rolled_back} rolled back)")
     if stats.adopted:
         parts.append(f"{stats.adopted} adopted unverified")
-    return ", ".join(parts) + f"; ended by {event.reason}"
+    why = f": {event.detail}" if event.detail and event.reason not in COMPLETE else ""
+    return ", ".join(parts) + f"; ended by {event.reason}{why}"
 
 
 async def _until(stopped: asyncio.Event, events: AsyncIterator[Event]) -> AsyncIterator[Event]:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import httpx
 import jsonschema
+import numpy as np
 import pytest
 import torch
 from openai import AsyncOpenAI, BadRequestError, NotFoundError
@@ -32,7 +33,7 @@ from outrider_core.chat.grammar import open_grammars
 from outrider_core.drafting.bundle import Bundle, open_bundle
 from outrider_core.models.drafter_files import load_drafter
 from outrider_core.models.target import load_target
-from outrider_core.protocol.constraint import Rules
+from outrider_core.protocol.constraint import Adjustment, Rules
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.targets.source import TargetSource
 from tests.cloud.drive import in_chunks, serve
@@ -370,6 +371,11 @@ class Tired(Rules):
     @property
     def broken(self) -> str:
         return "the grammar is out of fuel" if len(self._answer) >= self.most else super().broken
+
+    def adjustment(self) -> Adjustment:
+        made = super().adjustment()
+        assert made.allowed is not None
+        return made._replace(allowed=np.zeros_like(made.allowed)) if self.broken else made
 
 
 @pytest.mark.parametrize("most", [0, 6], ids=["at once", "in its middle"])
