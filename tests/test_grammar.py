@@ -22,7 +22,7 @@ from outrider_core.chat.grammar import (
     GrammarsUnavailable,
     open_grammars,
 )
-from outrider_core.chat.tool_grammar import ToolFunction, ToolRules
+from outrider_core.chat.tool_grammar import ToolFunction, ToolRules, call_text
 from tests.schemas import schemas
 from tests.tiny import EOS, json_tokenizer, tiny_tokenizer
 
@@ -164,7 +164,7 @@ def test_what_cannot_be_obeyed_is_refused_in_a_line(schema: Any) -> None:
 @pytest.mark.parametrize("parameters", [{"not": {}}, {"properties": None}, {"enum": []}, {"$ref": "#/$defs/a"}])
 def test_a_refusal_of_tools_tells_the_fault_and_not_the_grammar(parameters: dict[str, Any]) -> None:
     with pytest.raises(GrammarError) as refused:
-        GRAMMARS.compile_tools(ToolRules((ToolFunction("f", parameters),)).as_text())
+        GRAMMARS.compile_tools(ToolRules((ToolFunction("f", parameters),), required=True).as_text())
     assert "schema" in str(refused.value) and "start:" not in str(refused.value) and " | " not in str(refused.value)
 
 
@@ -182,8 +182,217 @@ def test_whole_numbers_are_told_apart_as_far_as_they_are_taken() -> None:
                     matcher.advance(token)
                 assert (not matcher.error and EOS in next_tokens(matcher)) == (other == number), (schema, other)
     with pytest.raises(GrammarError, match="9007199254740993"):
-        GRAMMARS.compile_tools(ToolRules((ToolFunction("f", {"const": 2**53 + 1}),)).as_text())
+        GRAMMARS.compile_tools(ToolRules((ToolFunction("f", {"const": 2**53 + 1}),), required=True).as_text())
     GRAMMARS.compile(of({"type": "integer", "default": 2**60, "properties": {"minimum": {"type": "integer"}}}))
+
+
+def ends_with(grammar: Grammar, text: str) -> bool:
+    """Whether `text` is a whole document of the grammar."""
+    matcher = fresh(grammar, TOKENIZER.encode(text, add_special_tokens=False))
+    return not matcher.error and EOS in next_tokens(matcher)
+
+
+TAKEN: dict[str, Any] = {"^a$": {"type": "integer"}}
+DEAD_ENDS: dict[str, Any] = {
+    "the only name of a pattern is listed": {"properties": {"a": {"type": "integer"}}, "required": ["a"],
+                                             "patternProperties": TAKEN},
+    "a listed name that is not required": {"properties": {"a": {"minimum": 3}}, "patternProperties": TAKEN},
+    "a name that is required alone": {"required": ["a"], "patternProperties": TAKEN},
+    "a choice of names": {"properties": {"a": {}, "b": {}}, "patternProperties": {"^(a|b)$": {"type": "integer"}}},
+    "a class of names": {"properties": {"a": {}, "b": {}, "c": {}}, "patternProperties": {"^[a-c]$": {"type": "null"}}},
+    "two patterns": {"properties": {"a": {}}, "patternProperties": {"^a$": {"type": "null"}, "^b": {"type": "null"}}},
+    "within": {"properties": {"x": {"type": "object", "properties": {"a": {}}, "patternProperties": TAKEN,
+               "additionalProperties": False}}, "required": ["x"]},
+    "composed": {"allOf": [{"properties": {"a": {"type": "integer"}}, "patternProperties": TAKEN,
+                            "additionalProperties": False}]},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("schema", DEAD_ENDS.values(), ids=DEAD_ENDS)
+@pytest.mark.parametrize("closed", [False, True])
+def test_names_that_a_pattern_shares_with_listed_ones_are_no_dead_end(schema: dict[str, Any], closed: bool) -> None:
+    schema = {"type": "object", **schema} | ({"additionalProperties": False} if closed else {})
+    grammar, ended = GRAMMARS.compile(of(schema)), 0
+    for seed in range(60):
+        tokens = walk(grammar.matcher(), random.Random(seed))
+        if tokens[-1] == EOS:
+            ended += 1
+            jsonschema.validate(json.loads(TOKENIZER.decode(tokens, skip_special_tokens=True)), schema)
+    assert ended > 5
+
+
+LETTERS = [
+    r"^[\p{L}\p{N}_ .()-]+$",
+    r"^\p{L}+$",
+    r"^[\p{L} ]{1,80}$",
+    r"^\p{Lu}\p{Ll}*(?: \p{Lu}\p{Ll}*)*$",
+    r"^[^\p{P}]+$",
+    r"\p{L}",
+]
+
+
+@pytest.mark.parametrize("pattern", LETTERS)
+@pytest.mark.parametrize("inside", [False, True])
+def test_patterns_of_letters_of_all_languages_are_written(pattern: str, inside: bool) -> None:
+    string: dict[str, Any] = {"type": "string", "pattern": pattern, "maxLength": 12}
+    schema = {"type": "object", "properties": {"n": string}, "required": ["n"], "additionalProperties": False}
+    grammar, ended = GRAMMARS.compile(of(schema if inside else string)), 0
+    for seed in range(30):
+        tokens = walk(grammar.matcher(), random.Random(seed))
+        ended += tokens[-1] == EOS
+    assert ended > 5
+
+
+ESCAPED = [
+    ({"properties": {"a": {"type": "integer"}}}, '{"\\u0061": "x"}'),
+    ({"patternProperties": {"^.*$": {"type": "integer"}}}, '{"\\u00e9t\\u00e9": "chaud"}'),
+    ({"properties": {"a": {"type": "integer"}}, "additionalProperties": {"type": "string"}}, '{"\\u0061":"x"}'),
+    ({"properties": {"é": False}}, '{"\\u00e9": 1}'),
+    ({"properties": {"a/b": {"type": "integer"}}}, '{"a\\/b": "x"}'),
+    ({"properties": {"\x7f": {"type": "integer"}}}, '{"\\u007f": "x"}'),
+    ({"properties": {"a\n": {"type": "integer"}}}, '{"a\\u000a": "x"}'),
+    ({"properties": {"😀": {"type": "integer"}}}, '{"\\ud83d\\ude00": "x"}'),
+]
+
+
+@pytest.mark.parametrize(("schema", "text"), ESCAPED, ids=[text for _, text in ESCAPED])
+def test_no_spelling_of_a_name_passes_by_its_schema(schema: dict[str, Any], text: str) -> None:
+    json.loads(text)
+    grammar = GRAMMARS.compile(of({"type": "object", **schema}))
+    assert not ends_with(grammar, text)
+    assert ends_with(grammar, "{}")
+
+
+FORMATTED = [
+    ("date", ["2024-02-29", "2000-02-29", "2023-02-28", "1999-12-31"],
+     ["2023-02-29", "1900-02-29", "2024-02-30", "2023-04-31", "0000-01-01", "2023-13-01", "2023-00-10", "2023-1-1"]),
+    ("time", ["23:59:59Z", "00:00:00.5+02:00"], ["10:15:60Z", "23:59:60Z", "24:00:00Z", "10:00:00", "10:60:00Z"]),
+    ("date-time", ["2024-02-29T10:00:00Z", "2023-07-01T10:00:00.123-08:00"],
+     ["2023-02-29T10:00:00Z", "2023-07-01T10:00:60Z", "2023-07-01 10:00:00Z", "2023-07-01T10:00:00"]),
+    ("hostname", ["a.example", "x" * 63, ".".join(["a" * 61] * 4)],
+     [".".join(["a" * 61] * 5), "x" * 64, "-a.b", "a-.b", "a..b", "a_b"]),
+    ("email", ["a@b.example", "a" * 64 + "@b.c"],
+     ["a" * 65 + "@b.c", "a@" + ".".join(["a" * 61] * 5), "a@" + "b" * 64, "a b@c.d", "@a"]),
+    ("ipv4", ["127.0.0.1"], ["256.0.0.1", "01.2.3.4", "1.2.3"]),
+    ("ipv6", ["::1", "1:2:3:4:5:6:7:8"], ["1:2", ":::", "1::2::3"]),
+    ("uuid", ["2eb8aa08-aa98-11ea-b4aa-73b441d16380"],
+     ["2eb8aa08-aa98-11ea-b4aa-73b441d1638", "2eb8aa08aa9811eab4aa73b441d16380"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("form", "right", "wrong"), FORMATTED, ids=[form for form, _, _ in FORMATTED])
+@pytest.mark.parametrize(
+    "beside", [{}, {"pattern": "."}, {"maxLength": 300}, {"type": "string", "minLength": 1}], ids=str
+)
+def test_formats_are_what_they_name(form: str, right: list[str], wrong: list[str], beside: dict[str, Any]) -> None:
+    grammar = GRAMMARS.compile(of({"format": form, **beside}))
+    assert [text for text in right if not ends_with(grammar, json.dumps(text))] == []
+    assert [text for text in wrong if ends_with(grammar, json.dumps(text))] == []
+
+
+BOUNDS = [
+    ({"exclusiveMaximum": 1}, ["0.9", "0.999", "-5"], ["1", "1.0", "0.99999999999999999999"]),
+    ({"exclusiveMinimum": 0}, ["0.001", "2"], ["0", "0.0", "-0", "0." + "0" * 340 + "1"]),
+    ({"exclusiveMinimum": 1, "maximum": 3}, ["1.5", "3"], ["1.00000000000000000001", "1"]),
+    ({"minimum": 0.2, "exclusiveMaximum": 0.3}, ["0.2", "0.29"], ["0.3", "0.29999999999999999999"]),
+    ({"minimum": 1, "exclusiveMinimum": True}, ["1.5"], ["1", "1.00000000000000000001"]),
+    ({"exclusiveMaximum": -1.5}, ["-1.6"], ["-1.5", "-1.50000000000000000000001"]),
+    ({"exclusiveMaximum": 1e6}, ["999999", "0.25"], ["1000000", "999999.9999999"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("bounds", "right", "wrong"), BOUNDS, ids=[str(bounds) for bounds, _, _ in BOUNDS])
+@pytest.mark.parametrize("kind", ["number", ["number", "null"], None])
+def test_exclusive_bounds_hold_for_the_numbers_that_are_read(
+    bounds: dict[str, Any], right: list[str], wrong: list[str], kind: Any
+) -> None:
+    grammar = GRAMMARS.compile(of(bounds | ({"type": kind} if kind else {})))
+    assert [text for text in right if not ends_with(grammar, text)] == []
+    assert [text for text in wrong if ends_with(grammar, text)] == []
+
+
+REFERENCES = [
+    "#/$defs/Größe",
+    "#/$defs/Gr%C3%B6%C3%9Fe",
+    "#/$defs/a~1b",
+    "#/$defs/a b",
+    "#/$defs/日本",
+    "#/$defs/x%25y",
+]
+
+
+@pytest.mark.parametrize("reference", REFERENCES)
+def test_references_by_any_name_are_followed(reference: str) -> None:
+    names = ("Größe", "a/b", "a b", "日本", "x%y")
+    schema = {"$ref": reference, "$defs": {name: {"type": "integer"} for name in names}}
+    grammar = GRAMMARS.compile(
+        of({"type": "object", "properties": {"$ref": schema}, "required": ["$ref"], "$defs": schema["$defs"]})
+    )
+    assert ends_with(grammar, '{"$ref": 3}') and not ends_with(grammar, '{"$ref": "x"}')
+
+
+SERVED_NOT: dict[str, tuple[Any, str]] = {
+    "no end": ({"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}, r"\$ref"),
+    "no end by two": ({"$ref": "#/$defs/a", "$defs": {
+        "a": {"type": "object", "properties": {"b": {"$ref": "#/$defs/b"}}, "required": ["b"]},
+        "b": {"type": "array", "minItems": 1, "items": {"$ref": "#/$defs/a"}}}}, r"\$ref"),
+    "too many ways": ({"allOf": [{"anyOf": [{"properties": {f"{part}{i}": {}}} for i in range(30)]} for part in "ab"]},
+                      "anyOf"),
+    "counted names": ({"type": "object", "minProperties": 3, "required": ["a"]}, "minProperties"),
+    "a control character": ({"const": "a\x01b"}, "const"), "another": ({"enum": [{"a": ["\x7f"]}]}, "enum"),
+    "one in a pattern": ({"type": "string", "pattern": "^a\\x01b$"}, "pattern"),
+    "infinite": ('{"type": "number", "maximum": 1e999}', "maximum"),
+    "multiples beyond 32 bits": ({"allOf": [{"multipleOf": 70001}, {"multipleOf": 70003}]}, "multipleOf"),
+    "a pattern without strings": ({"properties": {"a": {"type": "string", "pattern": "a^b"}}}, "pattern"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("schema", "named"), SERVED_NOT.values(), ids=SERVED_NOT)
+def test_what_could_not_be_served_is_refused_by_its_keyword(schema: Any, named: str) -> None:
+    with pytest.raises(GrammarError, match=named):
+        GRAMMARS.compile(of(schema))
+
+
+SERVED: dict[str, Any] = {
+    "a tree": {"type": "object", "properties": {"left": {"$ref": "#"}, "v": {"type": "integer"}}, "required": ["v"],
+               "additionalProperties": False},
+    "a list of itself": {"type": "array", "items": {"$ref": "#"}, "maxItems": 2},
+    "itself or nothing": {"type": "object", "properties": {"a": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}},
+                          "required": ["a"], "additionalProperties": False},
+    "what asks for nothing": {"type": "array", "items": {"type": "null"}, "uniqueItems": False, "maxItems": 2.0,
+                              "minContains": 0, "unevaluatedItems": True, "then": {"minItems": 5}},
+    "many kinds": {"anyOf": [{"type": "object", "properties": {"kind": {"const": f"k{i}"}, "a": {"type": "null"}},
+                              "required": ["kind"], "additionalProperties": False} for i in range(100)]},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("schema", SERVED.values(), ids=SERVED)
+def test_what_can_be_served_is_not_refused(schema: dict[str, Any]) -> None:
+    grammar, ended = GRAMMARS.compile(of(schema)), 0
+    for seed in range(30):
+        tokens = walk(grammar.matcher(), random.Random(seed))
+        if tokens[-1] == EOS:
+            ended += 1
+            jsonschema.validate(json.loads(TOKENIZER.decode(tokens, skip_special_tokens=True)), schema)
+    assert ended > 3
+
+
+FREED = [{"properties": {"p": {"format": "path"}}}, {"properties": {"p": {"format": "binary"}}},
+         {"oneOf": [{"properties": {"a": {"type": "string"}}}, {"properties": {"b": {"type": "string"}}}]},
+         {"not": {}}, {"properties": None}, {"$ref": "#/$defs/a"}, {"const": 2**53 + 1}]  # fmt: skip
+
+
+@pytest.mark.parametrize("parameters", FREED, ids=str)
+def test_a_function_that_cannot_be_obeyed_is_in_nobodys_way(parameters: dict[str, Any]) -> None:
+    good = ToolFunction("good", {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]})
+    both = (ToolFunction("bad", parameters), good)
+    for rules in (ToolRules(both), ToolRules(both, required=True), ToolRules(both[:1])):
+        grammar = GRAMMARS.compile_tools(rules.as_text())
+        assert ends_with(grammar, call_text("bad", {"any": ["thing"]}))
+        assert not ends_with(grammar, call_text("good", {"n": "x"}))
+        assert ends_with(grammar, "no call at all") is not rules.required
+    with pytest.raises(GrammarError, match="bad"):
+        GRAMMARS.compile_tools(ToolRules(both[:1], required=True).as_text())
 
 
 HOSTILE: dict[str, Any] = {
@@ -195,6 +404,8 @@ HOSTILE: dict[str, Any] = {
     "a long choice": {"enum": ["x" * length for length in range(240)]},
     "all optional": {"properties": {f"p{i}": {"type": "string", "maxLength": i} for i in range(600)}},
     "large numbers": {"type": "integer", "multipleOf": 7919, "minimum": 1, "maximum": 10**15},
+    "many ways twice": {"allOf": [{"anyOf": [{"type": "object", "properties": {f"{part}{i}": {"type": "string"}}}
+                                             for i in range(14)]} for part in "ab"]},
     "doubling": json.dumps({"$defs": {f"d{i}": {"anyOf": [{"$ref": f"#/$defs/d{i + 1}"}] * 2} for i in range(40)}
                             | {"d40": {"type": "null"}}, "$ref": "#/$defs/d0"}),
 }  # fmt: skip

@@ -9,16 +9,19 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import random
 import re
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from outrider_core.chat.tool_grammar import lark_of, read_tools
+from outrider_core.chat.schema import SchemaFault, prepared
+from outrider_core.chat.tool_grammar import ToolFunction, lark_of, read_tools
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -28,20 +31,28 @@ WHITESPACE = r"[ \n\t\r]{1,32}"
 #: a few milliseconds of work per mask and some tens for compiling; counted strings make many states, of about 150 bytes
 LIMITS = {
     "initial_lexer_fuel": 1_000_000,
-    "step_lexer_fuel": 20_000,
-    "step_max_items": 20_000,
+    "step_lexer_fuel": 200_000,  # letters of all languages take 50,000 where a string begins
+    "step_max_items": 200_000,
+    "max_items_in_row": 5_000,  # `schema.MAX_WIDTH` and what it does not see
     "max_lexer_states": 100_000,
     "max_grammar_size": 100_000,
 }
-JSON_OPTIONS = {"whitespace_pattern": WHITESPACE, "coerce_one_of": False, "lenient": False}
+#: without \\u: spelled so, a property's name would be another property to the library
+JSON_OPTIONS = {
+    "whitespace_pattern": WHITESPACE,
+    "coerce_one_of": False,
+    "lenient": False,
+    "json_allowed_escapes": '"\\\\bfnrt',
+}
 #: copies of a matcher that it keeps to go back to: 2 KB each at the beginning of an answer, 180 KB after 3,800 tokens
 COPIES = 16
 #: compiled grammars kept, of a user
 KEPT = 8
-#: numbers are compared as float64, which tells no whole numbers beyond this apart
-EXACT = 2**53
-NUMBERS = ("const", "enum", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 ANY_OBJECT = '{"type": "object"}'
+#: tries of a compiled schema, tokens of each, and how often something is closed where it can be
+WALKS, WALK_TOKENS, CLOSING = 8, 64, 0.4
+_CHARACTERS, _CLOSERS = "".join(map(chr, range(33, 127))), '"}],:'
+_NONE = np.empty(0, np.int64)
 _REMARK = re.compile(r"<non-verbose/>|^\s*(\d+ \||\^)")
 INSTALL = "this needs the package llguidance: pip install 'outrider[cloud]'"
 
@@ -59,48 +70,142 @@ class Grammars:
 
     def __init__(self, vocabulary: LLTokenizer, vocab_size: int) -> None:
         self._vocabulary, self._words = vocabulary, -(-vocab_size // 32)
+        self._ends = np.array(vocabulary.eos_tokens, np.int64)
+        self._characters, self._closers = self._single(_CHARACTERS), self._single(_CLOSERS)
 
     def compile(self, schema: str = ANY_OBJECT) -> Grammar:
         """For JSON of a JSON schema. Raises GrammarError where that means nothing, is unsupported or is too large."""
-        from llguidance import LLMatcher
-
         try:
             read = json.loads(schema)
             if not isinstance(read, dict):
                 raise GrammarError("the schema must be a JSON object")
-            if "x-guidance" in read:
-                raise GrammarError("x-guidance is not taken here")
-            _check_numbers(read)
-            text = LLMatcher.grammar_from_json_schema(schema, overrides=JSON_OPTIONS)
         except GrammarError:
             raise
         except (ValueError, RecursionError) as error:
             raise GrammarError(f"the schema cannot be read: {_line(str(error))}") from None
-        return self._made(text, "the schema cannot be obeyed")
+        return self._of_schema(read, "the schema cannot be obeyed")
 
     def compile_tools(self, tools: str) -> Grammar:
-        """For text or calls of functions, of `ToolRules.as_text`. Raises GrammarError as `compile` does."""
+        """For text or calls of functions, of `ToolRules.as_text`. Raises GrammarError as `compile` does.
+
+        A function whose schema cannot be obeyed is given any object, unless the answer has to call one such.
+        """
         try:
             rules = read_tools(tools)
-            _check_numbers([rules.text, *(each.parameters for each in rules.functions)])
-            text = lark_of(rules, JSON_OPTIONS)
+            if rules.text is not None:
+                rules = replace(rules, text=self._shaped(rules.text))
         except GrammarError:
             raise
         except (ValueError, RecursionError) as error:
             raise GrammarError(f"the tools cannot be read: {_line(str(error))}") from None
-        return self._made(text, "the tools' schemas cannot be obeyed")
+        functions, faults = list[ToolFunction](), list[str]()
+        for each in rules.functions:
+            fault = f"the schema of the function {each.name} cannot be obeyed"
+            try:
+                self._of_schema(each.parameters, fault, max(1, WALKS // len(rules.functions)))
+                functions.append(ToolFunction(each.name, self._shaped(each.parameters)))
+            except GrammarError as error:
+                faults.append(str(error))
+                functions.append(ToolFunction(each.name, json.loads(ANY_OBJECT)))
+        if rules.required and len(faults) == len(functions):
+            raise GrammarError(faults[0])
+        text = lark_of(replace(rules, functions=tuple(functions)), JSON_OPTIONS)
+        return self._tried(self._made(text), "the tools' schemas cannot be obeyed", 1)
 
-    def _made(self, text: str, fault: str) -> Grammar:
+    def _of_schema(self, schema: dict[str, Any], fault: str, walks: int = WALKS) -> Grammar:
+        """Compiled and tried. Raises GrammarError, which begins with `fault`."""
+        from llguidance import LLMatcher
+
+        try:
+            text = LLMatcher.grammar_from_json_schema(json.dumps(self._shaped(schema)), overrides=JSON_OPTIONS)
+        except (ValueError, RecursionError) as error:
+            raise GrammarError(f"{fault}: {_line(str(error))}") from None
+        return self._tried(self._made(text), fault, walks)
+
+    def _shaped(self, schema: dict[str, Any]) -> dict[str, Any]:
+        """See `schema.prepared`, which has what it raises, too."""
+        if "x-guidance" in schema:
+            raise SchemaFault("x-guidance is not taken here")
+        tried = dict[str, TriedPattern]()
+        return prepared(schema, lambda pattern: tried.setdefault(pattern, TriedPattern(self, pattern)))
+
+    def _made(self, text: str) -> Grammar:
         from llguidance import LLMatcher, LLParserLimits
 
         limits = LLParserLimits(**LIMITS, verbose_errors=False)
-        grammar = Grammar(LLMatcher(self._vocabulary, text, log_level=0, limits=limits), self._words)
-        probe = grammar.matcher()
-        if not probe.error:
-            probe.allowed()  # what no text satisfies shows here
-        if probe.error:
-            raise GrammarError(f"{fault}: {probe.error}")
+        return Grammar(LLMatcher(self._vocabulary, text, log_level=0, limits=limits), self._words)
+
+    def _tried(self, grammar: Grammar, fault: str, walks: int) -> Grammar:
+        """The grammar, if none of so many walks through it comes to where no token may follow."""
+        for seed in range(walks):
+            text, _, why = self.walk(grammar.matcher(), seed)
+            if why:
+                place = f" behind {text[-60:]!r}" if text else ""
+                raise GrammarError(f"{fault}: {why}{place}")
         return grammar
+
+    def walk(self, matcher: GrammarMatcher, seed: int) -> tuple[str, bool, str]:
+        """Random text that `matcher` allows, the same for a seed: (text, whether it has ended, why it could not)."""
+        rng, tokens, ended = random.Random(seed), list[int](), False
+        while not ended and len(tokens) < WALK_TOKENS:
+            words = matcher.allowed()
+            if matcher.error or not words.any():
+                return self._vocabulary.decode_str(tokens), False, matcher.error or "no token may follow"
+            ended = len(_of(words, self._ends)) > 0
+            if not ended:
+                tokens.append(self._choice(words, rng))
+                matcher.advance(tokens[-1])
+        return self._vocabulary.decode_str(tokens), ended, matcher.error
+
+    def _choice(self, words: NDArray[np.uint32], rng: random.Random) -> int:
+        """A token that is allowed, of a character if there is one, and rather one that closes something."""
+        closers = _of(words, self._closers) if rng.random() < CLOSING else _NONE
+        chosen = closers if len(closers) else _of(words, self._characters)
+        if not len(chosen):
+            chosen = np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little"))
+        return int(chosen[rng.randrange(len(chosen))])
+
+    def tokens(self, text: str) -> list[int]:
+        """Tokens that spell `text`."""
+        ids: list[int] = self._vocabulary.greedy_tokenize(text)
+        return ids
+
+    def ends(self, matcher: GrammarMatcher) -> bool:
+        """Whether the text may end here."""
+        return not matcher.error and len(_of(matcher.allowed(), self._ends)) > 0
+
+    def _single(self, characters: str) -> NDArray[np.int64]:
+        """Those of `characters` that are a token each."""
+        spelled = map(self.tokens, characters)
+        return np.array([ids[0] for ids in spelled if len(ids) == 1], np.int64)
+
+
+class TriedPattern:
+    """`schema.Pattern` by the grammar of its own strings."""
+
+    def __init__(self, grammars: Grammars, pattern: str) -> None:
+        from llguidance import LLMatcher
+
+        self._grammars, self._pattern = grammars, pattern
+        schema = json.dumps({"type": "string", "pattern": pattern})
+        self._grammar = grammars._made(LLMatcher.grammar_from_json_schema(schema, overrides=JSON_OPTIONS))
+        self._strings: list[str] | None = None
+
+    def strings(self) -> list[str]:
+        """See Pattern."""
+        if self._strings is None:
+            found = [self._grammars.walk(self._grammar.matcher(), seed) for seed in range(WALKS)]
+            if why := next((why for _, _, why in found if why), ""):
+                raise SchemaFault(f"no string of the pattern {self._pattern!r} can be written: {why}")
+            self._strings = [json.loads(text) for text, ended, _ in found if ended]
+        return self._strings
+
+    def matches(self, text: str) -> bool:
+        """See Pattern."""
+        matcher = self._grammar.matcher()
+        for token in self._grammars.tokens(json.dumps(text, ensure_ascii=False)):
+            matcher.advance(token)
+        return self._grammars.ends(matcher)
 
 
 class CompiledGrammars:
@@ -216,17 +321,9 @@ def open_grammars(tokenizer: Tokenizer, vocab_size: int, eos_ids: Sequence[int])
     return Grammars(vocabulary, vocab_size)
 
 
-def _check_numbers(schema: Any) -> None:
-    """Raise GrammarError where a schema compares with a whole number that cannot be told from its neighbours."""
-    left: list[tuple[str, Any]] = [("", schema)]
-    while left:
-        name, value = left.pop()
-        if isinstance(value, dict):
-            left += [(name or (key if key in NUMBERS else ""), one) for key, one in value.items()]
-        elif isinstance(value, list):
-            left += [(name, one) for one in value]
-        elif name and isinstance(value, int) and abs(value) > EXACT:
-            raise GrammarError(f"{name} has {value}: whole numbers beyond 2**53 are not told apart here")
+def _of(words: NDArray[np.uint32], tokens: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Those of `tokens` that a mask allows."""
+    return tokens[(words[tokens >> 5] >> (tokens & 31).astype(np.uint32)) & 1 == 1]
 
 
 def _line(text: str) -> str:

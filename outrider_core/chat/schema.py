@@ -1,0 +1,382 @@
+"""A JSON schema as the grammar library takes it: of the same meaning, or of a narrower one where the library errs.
+
+llguidance lets pass what its formats and bounds should not, and takes some schemas of which it then writes no end
+(`docs/decisions/grammar-library.md` has the list). Such a schema is rewritten here or refused, with the keyword that is
+at fault, so that what is accepted can be served. Nothing here depends on a clock: every replica refuses the same ones.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator
+from decimal import Decimal
+from itertools import combinations
+from typing import Any, Protocol
+from urllib.parse import quote, unquote
+
+#: numbers are compared as float64, which tells no whole numbers beyond this apart
+EXACT = 2**53
+#: decimals of a number with an exclusive bound, at most
+DECIMALS = 6
+#: parser items at a place in the text where all alternatives are open: 100 objects of 5 optional properties are 2,700
+MAX_WIDTH = 3000
+NUMBERS = ("const", "enum", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+#: keywords that hold a schema, several of them, or several by name
+ONE = ("additionalProperties", "additionalItems", "items", "not", "if", "then", "else", "contains", "propertyNames",
+       "unevaluatedItems", "unevaluatedProperties")  # fmt: skip
+LISTED = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
+NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+
+_YEAR = "(?:000[1-9]|00[1-9][0-9]|0[1-9][0-9]{2}|[1-9][0-9]{3})"
+_LEAP_YEAR = "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)"
+_DATE = (
+    f"(?:{_YEAR}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)"
+    f"|02-(?:0[1-9]|1[0-9]|2[0-8]))|{_LEAP_YEAR}-02-29)"
+)
+_TIME = r"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,9})?(?:Z|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
+#: formats that llguidance takes too widely -> what stands in their place: days that there are, no leap seconds
+FORMATS: dict[str, dict[str, Any]] = {
+    "date": {"pattern": f"^{_DATE}$"},
+    "time": {"pattern": f"^{_TIME}$"},
+    "date-time": {"pattern": f"^{_DATE}T{_TIME}$"},
+    "hostname": {"format": "hostname", "maxLength": 253},
+    "email": {
+        "format": "email",
+        "maxLength": 254,
+        "pattern": r"^[^@]{1,64}@(?:\[.*|[^.@]{1,63}(?:\.[^.@]{1,63})*)$",
+    },
+}
+#: characters that the library leaves out of a text that it is to write
+_CONTROL = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]")
+_CLASS = re.compile(r"\[(?:\\.|[^\]\\])*\]", re.DOTALL)
+_ESCAPED_CONTROL = re.compile(
+    r"(?<!\\)(?:\\\\)*\\(?:v|0|c[A-Za-z]|x(?:0[0-7bBeEfF]|1[0-9a-fA-F]|7[fF])|u00(?:0[0-7bBeEfF]|1[0-9a-fA-F]|7[fF]))"
+)
+#: keywords that ask for nothing -> with which values
+_IDLE: dict[str, tuple[Any, ...]] = {
+    "uniqueItems": (False,),
+    "not": (False,),
+    "unevaluatedItems": (True, {}),
+    "unevaluatedProperties": (True, {}),
+    "propertyNames": (True, {}),
+    "dependentRequired": ({},),
+    "dependentSchemas": ({},),
+    "dependencies": ({},),
+}
+_COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
+#: rounds in which recursive definitions are looked at
+_ROUNDS = 64
+
+
+class SchemaFault(ValueError):
+    """This schema cannot be served; the message names the keyword."""
+
+
+class Pattern(Protocol):
+    """A regular expression of a schema. Both raise SchemaFault where it cannot be served."""
+
+    def strings(self) -> list[str]:
+        """Some strings that have it; fewer, or none, where they are long."""
+
+    def matches(self, text: str) -> bool:
+        """Whether `text` has it."""
+
+
+def prepared(schema: dict[str, Any], pattern: Callable[[str], Pattern]) -> dict[str, Any]:
+    """The schema for llguidance. Raises SchemaFault, or RecursionError where it is nested too deeply."""
+    _check_numbers(schema)
+    shaped: dict[str, Any] = _Shaper(pattern).shaped(schema)
+    _check_multiples(shaped)
+    _Shape(shaped).check()
+    return shaped
+
+
+class _Shaper:
+    """Rewrites what the library takes too widely, keyword by keyword."""
+
+    def __init__(self, pattern: Callable[[str], Pattern]) -> None:
+        self._pattern = pattern
+
+    def shaped(self, schema: Any) -> Any:
+        """`schema` and all in it; what is none is left for the library to name."""
+        if not isinstance(schema, dict):
+            return schema
+        out = {key: self._value(key, value) for key, value in _without_idle(schema).items()}
+        self._string(out)
+        _numbers(out)
+        if "patternProperties" in out:
+            self._names(out)
+        if out.get("minProperties") is not None:
+            _counted(out)
+        return out
+
+    def _value(self, key: str, value: Any) -> Any:
+        if key == "$ref" and isinstance(value, str):
+            return quote(value, safe="#/%:?@!$&'()*+,;=~-._[]")
+        if key in NAMED and isinstance(value, dict):
+            return {name: self.shaped(each) for name, each in value.items()}
+        if key in LISTED and isinstance(value, list):
+            return [self.shaped(each) for each in value]
+        if key in ONE:
+            return self.shaped(value)
+        if key in ("const", "enum"):
+            _check_text(key, value)
+        if key in _COUNTS and isinstance(value, float) and value.is_integer():
+            return int(value)
+        return value
+
+    def _string(self, schema: dict[str, Any]) -> None:
+        given = schema.get("pattern")
+        if isinstance(given, str):
+            self._check(given)
+        form = schema.get("format")
+        more = FORMATS.get(form) if isinstance(form, str) else None
+        if more is None:
+            return
+        del schema["format"]
+        if more.keys() & schema.keys():
+            kind = {"type": schema["type"]} if "type" in schema else {}
+            schema["allOf"] = [*_listed(schema, "allOf"), {**kind, **more}]
+        else:
+            schema |= more
+
+    def _check(self, pattern: str) -> None:
+        """Raise SchemaFault where no string of the pattern can be written."""
+        outside = _CLASS.sub("", pattern)
+        if _CONTROL.search(outside) or _ESCAPED_CONTROL.search(outside):
+            raise SchemaFault(f"pattern {pattern!r} asks for a control character, which is not written here")
+        self._pattern(pattern).strings()
+
+    def _names(self, schema: dict[str, Any]) -> None:
+        """Patterns of names that only listed properties have: the library would begin another one and find no end."""
+        patterns, properties = schema["patternProperties"], schema.get("properties", {})
+        required = schema.get("required", [])
+        if not isinstance(patterns, dict) or not isinstance(properties, dict) or not isinstance(required, list):
+            return
+        names = [*properties, *(name for name in required if isinstance(name, str) and name not in properties)]
+        for pattern, inner in list(patterns.items()):
+            self._check(pattern)
+            found = self._pattern(pattern).strings()
+            if not names or not found or any(each not in names for each in found):
+                continue
+            for name in names:
+                if self._pattern(pattern).matches(name):
+                    properties = {**properties, name: {"allOf": [properties.get(name, True), inner]}}
+            schema |= {"properties": properties, "additionalProperties": False}
+            del patterns[pattern]
+        if not patterns:
+            del schema["patternProperties"]
+
+
+def _without_idle(schema: dict[str, Any]) -> dict[str, Any]:
+    """Without keywords that ask for nothing, some of which the library refuses."""
+    idle = {
+        key
+        for key, values in _IDLE.items()
+        if key in schema and any(type(schema[key]) is type(each) and schema[key] == each for each in values)
+    }
+    if "if" not in schema:
+        idle |= {"then", "else"}
+    elif "then" not in schema and "else" not in schema:
+        idle.add("if")
+    if "contains" not in schema:
+        idle |= {"minContains", "maxContains"}
+    return {key: value for key, value in schema.items() if key not in idle}
+
+
+def _numbers(schema: dict[str, Any]) -> None:
+    """Exclusive bounds hold for the float64 that is read, too: decimals end where it tells them from the bound."""
+    if schema.get("type") == "integer" or "multipleOf" in schema:
+        return
+    limits = [schema.get(key) for key in ("exclusiveMinimum", "exclusiveMaximum")]
+    if any(limit is True for limit in limits):  # as draft 4 has it
+        limits += [schema.get("minimum"), schema.get("maximum")]
+    sizes = [abs(limit) for limit in limits if isinstance(limit, int | float) and not isinstance(limit, bool)]
+    if sizes:
+        decimals = min(DECIMALS, 15 - len(str(int(max(sizes)))))
+        schema["multipleOf"] = float(f"1e-{decimals}") if decimals > 0 else 1
+
+
+def _check_multiples(schema: Any) -> None:
+    """Raise SchemaFault where the library's common multiple of two would not fit its 32 bits."""
+    keys, values = set[str](), set[float]()
+    left = [schema]
+    while left:
+        one = left.pop()
+        if isinstance(one, dict):
+            keys |= one.keys()
+            value = one.get("multipleOf")
+            if isinstance(value, int | float) and not isinstance(value, bool):
+                values.add(abs(value))
+        left += one.values() if isinstance(one, dict) else one if isinstance(one, list) else ()
+    if not keys & {"allOf", "anyOf", "oneOf", "$ref"}:
+        return
+    for one, other in combinations(map(Decimal, map(str, values)), 2):
+        scale = Decimal(10) ** max(0, -min(_exponent(one), _exponent(other)))
+        if one * scale * other * scale >= 2**32:
+            raise SchemaFault(f"multipleOf {one} and {other}: together they are beyond what is reckoned with here")
+
+
+def _exponent(number: Decimal) -> int:
+    exponent = number.normalize().as_tuple().exponent
+    return exponent if isinstance(exponent, int) else 0
+
+
+def _counted(schema: dict[str, Any]) -> None:
+    """The library counts a name that it writes twice as two."""
+    least, required = schema["minProperties"], schema.get("required", [])
+    if not isinstance(least, int) or not isinstance(required, list):
+        return
+    if least > len({each for each in required if isinstance(each, str)}) + 1:
+        raise SchemaFault(f"minProperties {least} is above the number of required properties by more than one")
+
+
+def _check_numbers(schema: Any) -> None:
+    """Raise SchemaFault where it compares with a whole number that cannot be told from its neighbours."""
+    left: list[tuple[str, Any]] = [("", schema)]
+    while left:
+        name, value = left.pop()
+        if isinstance(value, dict):
+            left += [(name or (key if key in NUMBERS else ""), one) for key, one in value.items()]
+        elif isinstance(value, list):
+            left += [(name, one) for one in value]
+        elif name and isinstance(value, int) and abs(value) > EXACT:
+            raise SchemaFault(f"{name} has {value}: whole numbers beyond 2**53 are not told apart here")
+        elif isinstance(value, float) and not math.isfinite(value):
+            raise SchemaFault(f"{name or 'a number'} is beyond what float64 holds")
+
+
+def _check_text(key: str, value: Any) -> None:
+    left = [value]
+    while left:
+        one = left.pop()
+        if isinstance(one, dict):
+            left += one.values()
+        elif isinstance(one, list):
+            left += one
+        elif isinstance(one, str) and _CONTROL.search(one):
+            raise SchemaFault(f"{key} has {one!r}, with a control character, which is not written here")
+
+
+class _Shape:
+    """What of a schema shows before it is compiled: texts without an end, and too many alternatives at one place."""
+
+    def __init__(self, root: dict[str, Any]) -> None:
+        self._root = root
+        self._ends: set[str] = set()
+        self._widths: dict[str, tuple[int, int, int]] = {}
+
+    def check(self) -> None:
+        """Raise SchemaFault."""
+        places = [place for place in dict.fromkeys(_references(self._root)) if self._at(place) is not None]
+        for turn in range(_ROUNDS):
+            before = len(self._ends)
+            for place in places if turn % 2 else reversed(places):
+                if place not in self._ends and self._finite(self._at(place)):
+                    self._ends.add(place)
+            if len(self._ends) == before:
+                break
+        else:
+            self._ends |= set(places)
+        if not self._finite(self._root):
+            raise SchemaFault("$ref requires itself without an end: no text is finished that obeys it")
+        width = max(self._width(self._root)[1:])
+        if width > MAX_WIDTH:
+            text = f"anyOf, oneOf and optional properties leave {width} ways open at once; at most {MAX_WIDTH} may be"
+            raise SchemaFault(text)
+
+    def _at(self, reference: str) -> Any:
+        """What a reference within the schema leads to; None where it is none."""
+        if reference == "#":
+            return self._root
+        if not reference.startswith("#/"):
+            return None
+        there: Any = self._root
+        for part in unquote(reference[2:]).split("/"):
+            key = part.replace("~1", "/").replace("~0", "~")
+            if isinstance(there, list) and key.isdecimal() and int(key) < len(there):
+                there = there[int(key)]
+            elif isinstance(there, dict) and key in there:
+                there = there[key]
+            else:
+                return None
+        return there
+
+    def _finite(self, schema: Any) -> bool:
+        """Whether some text obeys it, as far as references show, of which `self._ends` do."""
+        if not isinstance(schema, dict):
+            return True
+        reference = schema.get("$ref")
+        if isinstance(reference, str) and self._at(reference) is not None and reference not in self._ends:
+            return False
+        if not all(map(self._finite, _listed(schema, "allOf"))):
+            return False
+        if any(schema.get(key) and not any(map(self._finite, _listed(schema, key))) for key in ("anyOf", "oneOf")):
+            return False
+        if schema.get("type") == "object" and isinstance(schema.get("properties", {}), dict):
+            required = [each for each in _listed(schema, "required") if isinstance(each, str)]
+            return all(self._finite(schema.get("properties", {}).get(name)) for name in required)
+        if schema.get("type") == "array" and isinstance(schema.get("minItems"), int) and schema["minItems"] > 0:
+            first = _listed(schema, "prefixItems") or _listed(schema, "items") or [schema.get("items")]
+            return all(map(self._finite, first[: schema["minItems"]]))
+        return True
+
+    def _width(self, schema: Any) -> tuple[int, int, int]:
+        """(alternatives, parser items where all of them are open, those of the widest place inside)."""
+        if not isinstance(schema, dict):
+            return 1, 1, 0
+        parts = [schema.get(key) for key in ONE] + _listed(schema, "items") + _listed(schema, "prefixItems")
+        for key in ("properties", "patternProperties"):
+            if isinstance(named := schema.get(key), dict):
+                parts += named.values()
+        inside = max((max(self._width(each)[1:]) for each in parts if isinstance(each, dict)), default=0)
+        found = 1, 7 + 4 * _longest_choice(schema), inside
+        reference = schema.get("$ref")
+        if isinstance(reference, str) and (there := self._at(reference)) is not None:
+            if reference not in self._widths:
+                self._widths[reference] = 1, 1, 0  # a recursive one is one way more
+                self._widths[reference] = self._width(there)
+            found = _both(found, self._widths[reference])
+        for each in _listed(schema, "allOf"):
+            found = _both(found, self._width(each))
+        for key in ("anyOf", "oneOf"):
+            if options := [self._width(each) for each in _listed(schema, key)]:
+                found = _both(found, tuple(map(sum, zip(*options, strict=True))))  # type: ignore[arg-type]
+        return found
+
+
+def _both(one: tuple[int, int, int], other: tuple[int, int, int]) -> tuple[int, int, int]:
+    """Of two schemas that a text obeys together: every alternative of one with each of the other."""
+    return one[0] * other[0], other[0] * one[1] + one[0] * other[1], other[0] * one[2] + one[0] * other[2]
+
+
+def _longest_choice(schema: dict[str, Any]) -> int:
+    """Properties that may come next at one place, at most."""
+    properties, required = schema.get("properties"), _listed(schema, "required")
+    run = longest = 0
+    for name in properties if isinstance(properties, dict) else ():
+        run = 0 if name in required else run + 1
+        longest = max(longest, run)
+    return longest
+
+
+def _listed(schema: dict[str, Any], key: str) -> list[Any]:
+    value = schema.get(key)
+    return value if isinstance(value, list) else []
+
+
+def _references(schema: Any) -> Iterator[str]:
+    """Every `$ref` in it."""
+    if isinstance(schema, list):
+        for each in schema:
+            yield from _references(each)
+    elif isinstance(schema, dict):
+        for key, value in schema.items():
+            if key == "$ref" and isinstance(value, str):
+                yield value
+            elif key in ONE + LISTED:
+                yield from _references(value)
+            elif key in NAMED and isinstance(value, dict):
+                for each in value.values():
+                    yield from _references(each)
