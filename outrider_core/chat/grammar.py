@@ -323,7 +323,8 @@ def open_grammars(tokenizer: Tokenizer, vocab_size: int, eos_ids: Sequence[int])
 
 def _of(words: NDArray[np.uint32], tokens: NDArray[np.int64]) -> NDArray[np.int64]:
     """Those of `tokens` that a mask allows."""
-    return tokens[(words[tokens >> 5] >> (tokens & 31).astype(np.uint32)) & 1 == 1]
+    allowed: NDArray[np.int64] = tokens[(words[tokens >> 5] >> (tokens & 31).astype(np.uint32)) & 1 == 1]
+    return allowed
 
 
 def _line(text: str) -> str:

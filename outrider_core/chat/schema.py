@@ -92,6 +92,24 @@ def prepared(schema: dict[str, Any], pattern: Callable[[str], Pattern]) -> dict[
     return shaped
 
 
+def pointed(root: dict[str, Any], reference: str) -> Any:
+    """What a reference within a schema leads to; None where it does not lead there by a path."""
+    if reference == "#":
+        return root
+    if not reference.startswith("#/"):
+        return None
+    there: Any = root
+    for part in unquote(reference[2:]).split("/"):
+        key = part.replace("~1", "/").replace("~0", "~")
+        if isinstance(there, list) and key.isdecimal() and int(key) < len(there):
+            there = there[int(key)]
+        elif isinstance(there, dict) and key in there:
+            there = there[key]
+        else:
+            return None
+    return there
+
+
 class _Shaper:
     """Rewrites what the library takes too widely, keyword by keyword."""
 
@@ -287,21 +305,7 @@ class _Shape:
             raise SchemaFault(text)
 
     def _at(self, reference: str) -> Any:
-        """What a reference within the schema leads to; None where it is none."""
-        if reference == "#":
-            return self._root
-        if not reference.startswith("#/"):
-            return None
-        there: Any = self._root
-        for part in unquote(reference[2:]).split("/"):
-            key = part.replace("~1", "/").replace("~0", "~")
-            if isinstance(there, list) and key.isdecimal() and int(key) < len(there):
-                there = there[int(key)]
-            elif isinstance(there, dict) and key in there:
-                there = there[key]
-            else:
-                return None
-        return there
+        return pointed(self._root, reference)
 
     def _finite(self, schema: Any) -> bool:
         """Whether some text obeys it, as far as references show, of which `self._ends` do."""

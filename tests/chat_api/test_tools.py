@@ -14,9 +14,13 @@ from outrider_core.chat.api.constraints import ConstraintFault
 from outrider_core.chat.api.requests import parse
 from outrider_core.chat.api.responses import parse_response
 from outrider_core.chat.api.tools import CallDelta, CallReader, tool_use_of
+from outrider_core.chat.grammar import open_grammars
 from outrider_core.chat.tokenizer import ChatTokenizer, chat_tokenizer_of
 from outrider_core.chat.tool_grammar import TAG, call_text
-from tests.tiny import json_tokenizer
+from tests.tiny import EOS, json_tokenizer
+
+TOKENIZER = json_tokenizer()
+GRAMMARS = open_grammars(TOKENIZER.backend_tokenizer, 330, [EOS])
 
 PLAIN = (
     "<s>{% for message in messages %}{{ message['role'] }}:{{ message['content'] }}</s>{% endfor %}"
@@ -178,3 +182,94 @@ def test_allowed_tools_restrict_calls_and_not_the_prompt() -> None:
         with pytest.raises(ConstraintFault) as fault:
             tool_use_of(tools, choice)
         assert fault.value.param == "tool_choice"
+
+
+def read_by(reader: CallReader, text: str, step: int, cut: bool) -> tuple[str, list[tuple[str, str]]]:
+    """What is said, and names and arguments of the calls."""
+    parts = [part for at in range(0, len(text), step) for part in reader.push(text[at : at + step])]
+    calls = list[tuple[str, str]]()
+    for part in [*parts, *reader.flush(cut=cut)]:
+        if isinstance(part, CallDelta) and part.id:
+            calls.append((part.name, part.arguments))
+        elif isinstance(part, CallDelta):
+            calls[-1] = calls[-1][0], calls[-1][1] + part.arguments
+    return "".join(part for part in [*parts] if isinstance(part, str)), calls
+
+
+ENVELOPED = [
+    '{"city": "Rome"}',
+    '{"a": {"b": {}}}',
+    '{"a": "}"}',
+    "{}",
+    '{"a": [{"b": 1}]}',
+    '{"a": "</tool_call>"}',
+    '{"a":{}\n}',
+]
+
+
+@pytest.mark.parametrize("step", [1, 4, 200])
+@pytest.mark.parametrize("required", [False, True])
+@pytest.mark.parametrize("arguments", ENVELOPED)
+def test_no_envelope_is_content_wherever_an_answer_is_cut(arguments: str, required: bool, step: int) -> None:
+    """By a limit of tokens, at every place, and by a stop string, which leaves the place as it is."""
+    whole = f'{TAG}\n{{"name": "f", "arguments": {arguments}}}\n</tool_call>'
+    whole += f'\n{TAG}\n{{"name": "g", "arguments": {arguments}}}\n</tool_call>'
+    begins = [at + len('"arguments": ') for at in range(len(whole)) if whole.startswith('"arguments": ', at)]
+    for end in range(len(whole) + 1):
+        for cut in (True, False) if required else (True,):
+            said, calls = read_by(CallReader(required=required), whole[:end], step, cut)
+            assert said == ""
+            there = [whole[begin : min(end, begin + len(arguments))] for begin in begins if end >= begin - 1]
+            assert [text.rstrip() for _, text in calls] == [text.rstrip() for text in there], whole[:end]
+
+
+def test_a_text_that_ends_like_a_tag_is_whole_unless_it_was_cut() -> None:
+    for text in ("a <", "a <tool_c", "x <tool_call"):
+        assert "".join(map(str, [*(reader := CallReader()).push(text), *reader.flush()])) == text
+        cut = [*(reader := CallReader()).push(text), *reader.flush(cut=True)]
+        assert "".join(map(str, cut)).rstrip() == text.partition("<")[0].rstrip()
+
+
+OBJECT = {"type": "object"}
+ID = {"id": {"type": "integer"}}
+NAMED = {"properties": {"name": {"type": "string"}}, "required": ["name"]}
+COMPOSED: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "allOf": ({"properties": ID, "allOf": [NAMED]}, ["name"]),
+    "anyOf": ({"properties": ID, "anyOf": [NAMED, {"properties": {"key": {"type": "null"}}, "required": ["key"]}]},
+              ["name", "key"]),
+    "oneOf": ({"properties": ID, "oneOf": [NAMED]}, ["name"]),
+    "within": ({"properties": ID, "allOf": [{"anyOf": [NAMED]}]}, ["name"]),
+    "by reference": ({"properties": ID, "$ref": "#/$defs/n", "$defs": {"n": NAMED}}, ["name"]),
+    "in a branch by reference": ({"properties": ID, "allOf": [{"$ref": "#/$defs/Größe"}], "$defs": {"Größe": NAMED}},
+                                 ["name"]),
+    "required alone": ({"properties": ID, "required": ["other"]}, ["other"]),
+    "optional in a branch": ({"properties": ID, "allOf": [{"properties": {"name": {"type": "string"}}}]}, ["name"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("parameters", "names"), COMPOSED.values(), ids=COMPOSED)
+def test_what_any_part_of_a_schema_names_may_be_called_with(parameters: dict[str, Any], names: list[str]) -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": {**OBJECT, **parameters}}}
+    use = tool_use_of([tool], "required")
+    assert use is not None
+    grammar = GRAMMARS.compile_tools(use.rules.as_text())
+
+    def takes(arguments: dict[str, Any]) -> bool:
+        matcher = grammar.matcher()
+        for token in TOKENIZER.encode(call_text("f", arguments), add_special_tokens=False):
+            matcher.advance(token)
+        return not matcher.error
+
+    values = {"name": "x", "key": None, "other": 1}
+    for name in names:
+        assert takes({"id": 1, name: values[name]})
+    assert not takes({"id": 1, names[0]: values[names[0]], "invented": 1})
+
+
+@pytest.mark.parametrize(
+    "parameters", [{"minProperties": 1}, {"additionalProperties": {"type": "string"}}, {"$ref": "#x"}], ids=str
+)
+def test_a_schema_whose_names_do_not_show_is_left_open(parameters: dict[str, Any]) -> None:
+    schema = {**OBJECT, "properties": ID, **parameters}
+    use = tool_use_of([{"type": "function", "function": {"name": "f", "parameters": schema}}])
+    assert use is not None and use.rules.functions[0].parameters == schema

@@ -186,6 +186,11 @@ class Fields(Struct, dict=True):
         return bool((self.response_format or {}).get("type", "text") != "text")
 
     @property
+    def must_call(self) -> bool:
+        """Whether an answer is calls alone."""
+        return self.tool_use is not None and self.tool_use.rules.required
+
+    @property
     def include_usage(self) -> bool:
         """Whether a stream ends with a chunk of token counts."""
         return self.stream_options is not None and bool(self.stream_options.include_usage)

@@ -6,6 +6,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Protocol
 
 import msgspec
@@ -79,18 +80,18 @@ class ReplyWriter(Protocol):
         """All server-sent events as they travel. An error that comes now can only be an event itself."""
 
 
-async def with_calls(answer: AnswerParts, formed: bool = False) -> AnswerParts:
-    """The answer with the calls in its text taken apart. formed: see CallReader.
+async def with_calls(answer: AnswerParts, formed: bool = False, required: bool = False) -> AnswerParts:
+    """The answer with the calls in its text taken apart. formed, required: see CallReader.
 
     It ends with TOOL_CALLS where it calls, and all of its calls are whole.
     """
-    reader, carried = CallReader(formed), Delta("")
+    reader, carried = CallReader(formed, required), Delta("")
     async for part in answer:
         if isinstance(part, Delta):
             found = reader.push(part.text)
             carried = Delta("", part.extension, None, [*carried.chances, *part.chances])
         else:
-            found = reader.flush()
+            found = reader.flush(cut=part.finish_reason not in (FinishReason.STOP, FinishReason.TOOL_CALLS))
         for one in found:
             text, call = (one, None) if isinstance(one, str) else ("", one)
             yield Delta(text, carried.extension, call, carried.chances)
@@ -100,10 +101,15 @@ async def with_calls(answer: AnswerParts, formed: bool = False) -> AnswerParts:
                 yield carried
             called = reader.calls and not reader.inside and part.finish_reason == FinishReason.STOP
             yield replace(part, finish_reason=FinishReason.TOOL_CALLS) if called else part
-            reader, carried = CallReader(formed), Delta("")
+            reader, carried = CallReader(formed, required), Delta("")
         elif carried.extension:
             yield carried
             carried = Delta("")
+
+
+def as_it_is(answer: AnswerParts) -> AnswerParts:
+    """The answer of a request without tools."""
+    return answer
 
 
 class Usage:
@@ -132,7 +138,7 @@ class Usage:
 class ChatWriter:
     """Chat completions. fingerprint: names what draws the text. usage: a stream ends with token counts.
 
-    calls: the answer may call functions. chances: log probabilities were asked for. formed: see CallReader.
+    calls: the answer may call functions. chances: log probabilities were asked for. formed, required: see CallReader.
     """
 
     def __init__(
@@ -144,6 +150,7 @@ class ChatWriter:
         calls: bool = False,
         chances: bool = False,
         formed: bool = False,
+        required: bool = False,
     ) -> None:
         self.id = f"chatcmpl-{secrets.token_hex(12)}"
         self._head = {
@@ -153,13 +160,16 @@ class ChatWriter:
             "system_fingerprint": fingerprint,
         }
         self._usage, self._shows_usage = Usage(prompt_tokens), usage
-        self._calls, self._chances, self._formed = calls, chances, formed
+        self._chances, self._told = (
+            chances,
+            partial(with_calls, formed=formed, required=required) if calls else as_it_is,
+        )
 
     async def whole(self, answer: AnswerParts) -> dict[str, Any]:
         """See ReplyWriter."""
         choices, choice = list[dict[str, Any]](), _WholeChoice()
         extensions = list[Mapping[str, Any]]()
-        async for part in with_calls(answer, self._formed) if self._calls else answer:
+        async for part in self._told(answer):
             if isinstance(part, Delta):
                 choice.add(part)
                 continue
@@ -188,7 +198,7 @@ class ChatWriter:
         unknown: dict[str, Any] = {"usage": None} if self._shows_usage else {}
         index, begun = 0, False
         try:
-            async for part in _from_the_start(with_calls(answer, self._formed) if self._calls else answer):
+            async for part in _from_the_start(self._told(answer)):
                 if part is None or not begun:
                     yield self._chunk(index, {"role": "assistant", "content": ""}, unknown)
                     begun = True

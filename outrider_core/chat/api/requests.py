@@ -91,7 +91,9 @@ class ChatRequest(Fields, kw_only=True):
     def writer(self, model: str, fingerprint: str, prompt_tokens: int, prompt_text: Callable[[], str]) -> ReplyWriter:
         """See ApiRequest."""
         calls, chances = self.tool_use is not None, self.top is not None
-        return ChatWriter(model, fingerprint, prompt_tokens, self.include_usage, calls, chances, self.formed)
+        return ChatWriter(
+            model, fingerprint, prompt_tokens, self.include_usage, calls, chances, self.formed, self.must_call
+        )
 
     def check(self) -> None:
         """See Fields."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from outrider_core.chat.api.errors import ApiError
@@ -13,6 +14,7 @@ from outrider_core.chat.api.replies import (
     Delta,
     Ending,
     Usage,
+    as_it_is,
     chances_of,
     event,
     with_calls,
@@ -26,14 +28,21 @@ ResponseEvent = dict[str, Any]
 class ResponseWriter:
     """See `outrider_core.chat.api.replies.ReplyWriter`. echoed: what a reply repeats of its request.
 
-    calls: the answer may call functions. formed: see `outrider_core.chat.api.tools.CallReader`.
+    calls: the answer may call functions. formed, required: see `outrider_core.chat.api.tools.CallReader`.
     """
 
     def __init__(
-        self, model: str, echoed: Mapping[str, Any], prompt_tokens: int, calls: bool = False, formed: bool = False
+        self,
+        model: str,
+        echoed: Mapping[str, Any],
+        prompt_tokens: int,
+        calls: bool = False,
+        formed: bool = False,
+        required: bool = False,
     ) -> None:
         self.id = f"resp_{secrets.token_hex(16)}"
-        self._calls, self._formed, self._usage = calls, formed, Usage(prompt_tokens)
+        self._told = partial(with_calls, formed=formed, required=required) if calls else as_it_is
+        self._usage = Usage(prompt_tokens)
         self._head = {
             "id": self.id,
             "object": "response",
@@ -51,7 +60,7 @@ class ResponseWriter:
 
     async def whole(self, answer: AnswerParts) -> dict[str, Any]:
         """See ReplyWriter."""
-        async for part in with_calls(answer, self._formed) if self._calls else answer:
+        async for part in self._told(answer):
             for _ in self._grown(part):
                 pass
         assert isinstance(part, Ending)
@@ -70,7 +79,7 @@ class ResponseWriter:
         yield numbered("response.created", {"response": begun})
         yield numbered("response.in_progress", {"response": begun})
         try:
-            async for part in with_calls(answer, self._formed) if self._calls else answer:
+            async for part in self._told(answer):
                 for each in self._grown(part):
                     yield numbered(each.pop("type"), each)
             assert isinstance(part, Ending)

@@ -126,7 +126,8 @@ class ResponseRequest(Fields, kw_only=True):
 
     def writer(self, model: str, fingerprint: str, prompt_tokens: int, prompt_text: Callable[[], str]) -> ReplyWriter:
         """See ApiRequest."""
-        return ResponseWriter(model, self._echoed(), prompt_tokens, self.tool_use is not None, self.formed)
+        calls = self.tool_use is not None
+        return ResponseWriter(model, self._echoed(), prompt_tokens, calls, self.formed, self.must_call)
 
     def check(self) -> None:
         """See Fields."""

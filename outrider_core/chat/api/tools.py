@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import secrets
 from collections.abc import Mapping, Sequence
@@ -12,11 +13,14 @@ import msgspec
 from msgspec import Meta, Struct
 
 from outrider_core.chat.api.constraints import ConstraintFault
+from outrider_core.chat.schema import pointed
 from outrider_core.chat.tool_grammar import CALL_END, MAX_TOOLS, NAME, TAG, ToolFunction, ToolRules
 from outrider_core.protocol.text import StopStrings
 
 CHOICES = ("none", "auto", "required")
 _HEAD = re.compile(rf'\s*\{{\s*"name":\s*"({NAME})",\s*"arguments":\s*')
+#: keywords that may ask for properties by ways that are not looked into here
+_FURTHER = ("not", "if", "dependencies", "dependentSchemas", "$dynamicRef", "$recursiveRef", "minProperties")
 
 
 class _Function(Struct):
@@ -127,11 +131,37 @@ def _chosen(choice: Any) -> _Chosen:
 
 
 def _closed(parameters: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The schema of a call's arguments: an object, and without more properties than it names."""
+    """The schema of a call's arguments: an object, and without more properties than it names in any of its parts."""
     schema = {"type": "object", **(parameters or {"properties": {}})}
-    if "properties" in schema:
-        schema.setdefault("additionalProperties", False)
+    names = _names(schema, schema, set())
+    if isinstance(schema.get("properties"), dict) and names is not None and "additionalProperties" not in schema:
+        others = {name: True for name in names if name not in schema["properties"]}
+        schema |= {"properties": {**schema["properties"], **others}, "additionalProperties": False}
     return schema
+
+
+def _names(schema: Any, root: dict[str, Any], seen: set[str]) -> list[str] | None:
+    """All properties that an object of this schema names; None where that does not show."""
+    if not isinstance(schema, dict):
+        return []
+    if any(key in schema for key in _FURTHER):
+        return None
+    named, required = schema.get("properties"), schema.get("required")
+    names = [*named] if isinstance(named, dict) else []
+    names += [name for name in required if isinstance(name, str)] if isinstance(required, list) else []
+    parts = [each for key in ("allOf", "anyOf", "oneOf") if isinstance(schema.get(key), list) for each in schema[key]]
+    reference = schema.get("$ref")
+    if isinstance(reference, str) and reference not in seen:
+        seen.add(reference)
+        if (there := pointed(root, reference)) is None:
+            return None
+        parts.append(there)
+    for part in parts:
+        found = _names(part, root, seen)
+        if found is None:
+            return None
+        names += found
+    return names
 
 
 def _shown(function: _Function) -> dict[str, Any]:
@@ -155,12 +185,13 @@ class CallReader:
     """Cuts an answer's text into what is said and what is called, while it arrives.
 
     formed: an answer that calls nothing is JSON, which may hold the tag in its strings: only one that begins with the
-    tag calls. White space before a call and before its arguments belongs to neither: OpenAI's client fails on arguments
-    of nothing else. calls: that have ended.
+    tag calls. required: an answer says nothing. White space before a call and before its arguments belongs to neither:
+    OpenAI's client fails on arguments of nothing else. calls: that have ended.
     """
 
-    def __init__(self, formed: bool = False) -> None:
-        self.calls = 0
+    def __init__(self, formed: bool = False, required: bool = False) -> None:
+        self.calls, self._required = 0, required
+        self._arguments = ""
         self._index = -1
         self._inside, self._named, self._argues = False, False, False
         self._formed, self._says = formed, False
@@ -184,13 +215,18 @@ class CallReader:
             pass
         return out
 
-    def flush(self) -> list[str | CallDelta]:
-        """What is left where the answer ends, perhaps in the middle of a call."""
+    def flush(self, cut: bool = False) -> list[str | CallDelta]:
+        """What is left where the answer ends, perhaps in the middle of a call; cut: by a limit of tokens.
+
+        The beginning of a tag is no text, unless the answer ended with it by itself.
+        """
         if not self._inside:
-            text, self._held = self._space + self._held, ""
-            return [text] if text and (self._index < 0 or text.strip()) else []
+            text, self._held = "" if self._required else self._space + "" if cut else self._space + self._held, ""
+            return [text] if text and self._index < 0 else []
         held, self._held = self._held, ""
-        return [CallDelta(self._index, held)] if self._named and held and "<" not in held else []
+        if not self._named or not held or _whole(self._arguments):
+            return []
+        return [CallDelta(self._index, held[:1])]  # a brace, of the arguments
 
     def _step(self, out: list[str | CallDelta]) -> bool:
         """Take what is sure of the held text. Returns whether more may be."""
@@ -200,7 +236,7 @@ class CallReader:
             found = _HEAD.match(self._held)
             if not found:
                 return False
-            self._index, self._named, self._argues = self._index + 1, True, False
+            self._index, self._named, self._argues, self._arguments = self._index + 1, True, False, ""
             self._held = self._held[found.end() :]
             out.append(CallDelta(self._index, "", f"call_{secrets.token_hex(12)}", found.group(1)))
             return True
@@ -210,6 +246,7 @@ class CallReader:
         sure = cut.push(self._held)
         self._held = self._held[len(sure) + len(CALL_END) :] if cut.hit else cut.flush()
         if sure:
+            self._arguments += sure
             out.append(CallDelta(self._index, sure))
         if cut.hit:
             self.calls, self._inside, self._named = self.calls + 1, False, False
@@ -226,3 +263,12 @@ class CallReader:
         if cut.hit:
             self._inside, self._space = True, ""
         return cut.hit
+
+
+def _whole(arguments: str) -> bool:
+    """Whether that is all of a call's arguments."""
+    try:
+        json.loads(arguments)
+    except (ValueError, RecursionError):
+        return False
+    return True
