@@ -136,7 +136,7 @@ def test_history_none_and_what_is_refused(client: OpenAI) -> None:
     assert client.chat.completions.create(messages=history, tools=TOOLS, **asked).usage.prompt_tokens > 300  # type: ignore[union-attr]
     strange: Any = [*TOOLS[:1], {"type": "function", "function": {"name": "f", "parameters": {"not": {}}}}]
     cases: list[tuple[dict[str, Any], str, str]] = [
-        ({"tools": strange}, "tools", "cannot be obeyed"),
+        ({"tools": strange[1:], "tool_choice": "required"}, "tools", "cannot be obeyed"),
         ({"tools": TOOLS * (MAX_TOOLS // 2 + 1)}, "tools", "at most"),
         ({"tools": TOOLS * 2}, "tools[2].function.name", "two tools"),
         ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "g"}}}, "tool_choice", "not among"),
