@@ -42,7 +42,7 @@ class ResponseWriter:
     ) -> None:
         self.id = f"resp_{secrets.token_hex(16)}"
         self._told = partial(with_calls, formed=formed, required=required) if calls else as_it_is
-        self._usage = Usage(prompt_tokens)
+        self._calls, self._usage = calls, Usage(prompt_tokens)
         self._head = {
             "id": self.id,
             "object": "response",
