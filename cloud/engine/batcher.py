@@ -13,6 +13,7 @@ from cloud.engine.outcome import StepOutcome
 from cloud.engine.replies import RoundReplies, answer_open
 from cloud.engine.request import EngineRequest
 from cloud.engine.request_queue import RequestQueue
+from cloud.engine.retiming import Retiming
 from cloud.engine.scheduler import Scheduler
 from cloud.engine.segment import Segment
 from cloud.engine.sessions import SessionRecord, SessionStore
@@ -29,7 +30,7 @@ QUANTUM = 32
 IDLE_SECONDS = 10.0
 #: after this many failed steps in a row the verifier counts as broken
 MAX_STEP_FAILURES = 10
-#: a step that takes longer counts as hung, and the verifier as broken
+#: a step that takes longer counts as hung, and the verifier as broken; more where steps took long lately
 MAX_STEP_SECONDS = 120.0
 
 
@@ -51,6 +52,7 @@ class Batcher:
         self.watchdog = Watchdog(MAX_STEP_SECONDS)
         self._failures = 0
         self._broken: str | None = None
+        self._retiming = Retiming(engine.runner, engine.pool, scheduler.budget)
         self._queue: SimpleQueue[EngineRequest | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
@@ -93,11 +95,16 @@ class Batcher:
             log.exception("engine thread ended")
 
     def _turns(self) -> None:
+        worked = time.monotonic()
         while self._take():
             self._store.expire(self.requests.session_ids)
             if self.requests:
                 self.watchdog.start()
                 self.step()
+                worked = time.monotonic()
+            elif time.monotonic() - worked > IDLE_SECONDS:
+                self.watchdog.start()
+                self._retiming.tick()
             self._engine_metrics.report(len(self.requests), len(self._store), self.scheduler.tree_budget)
             self.watchdog.end()
 
@@ -137,6 +144,7 @@ class Batcher:
             segments = self.scheduler.schedule(self.requests.waiting())
             if not segments:
                 return
+            self.watchdog.start(self.scheduler.pace.longest(sum(map(len, segments))))
             began = time.perf_counter()
             paths = self._engine.step(segments)
             seconds = time.perf_counter() - began
@@ -149,9 +157,9 @@ class Batcher:
             else:
                 self.requests.fail_all()
             return
-        self._settle(StepOutcome.of(segments, paths, began, seconds))
+        self._settle(segments, StepOutcome.of(segments, paths, began, seconds))
 
-    def _settle(self, outcome: StepOutcome) -> None:
+    def _settle(self, segments: Sequence[Segment], outcome: StepOutcome) -> None:
         """Fail, learn, reply."""
         for session in outcome.retried:
             assert session.round is not None
@@ -166,6 +174,7 @@ class Batcher:
         else:
             self._failures = 0
         drafts = outcome.drafts()
+        self.scheduler.observe_seconds(segments, outcome.seconds)
         self.scheduler.observe(drafts.sizes, drafts.accepted)
         self._engine_metrics.observe(outcome, drafts)
         self._reply(outcome)

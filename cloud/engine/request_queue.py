@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, KeysView
+from contextlib import suppress
 from enum import StrEnum
 
 from msgspec.structs import replace
@@ -80,7 +81,18 @@ class RequestQueue:
                     request.end()
         except Exception:
             log.exception("request failed", session=short_id(request.session_id), request=request.request_id)
-            request.fail(ERR_INTERNAL, "the verifier failed on this request; OPEN again")
+            self._forget(request)
+
+    def _forget(self, request: EngineRequest) -> None:
+        """A request failed half-way: its session may be half changed, so that goes, with all it has to answer."""
+        self._waiting.pop(request.session_id, None)
+        session = self._store.get(request.session_id)
+        others = [] if session is None else [each for each in session.requests if each is not request]
+        self._pool.release(request.session_id)
+        self._store.forget(request.session_id)
+        for each in (*others, request):
+            with suppress(Exception):  # its sender may be what failed
+                each.fail(ERR_INTERNAL, "the verifier failed on this request; OPEN again")
 
     def waiting(self) -> list[SessionRecord]:
         """Sessions that need a step. Drops what was cancelled and answers OPENs that need nothing more."""

@@ -13,6 +13,7 @@ from cloud.engine.kvpool import KVPool
 from cloud.engine.prefixes import Prefixes
 from cloud.engine.segment import Segment
 from cloud.engine.sessions import SessionRecord
+from cloud.engine.step_pace import StepPace
 from cloud.engine.stream_lookup import SUREST, StreamLookup, likeliest
 from cloud.engine.tree_budget import TreeBudget
 from outrider_core.protocol.tree import MAX_NODES, TokenTree
@@ -20,7 +21,7 @@ from outrider_core.protocol.wire import Generate
 
 #: most tokens of one step, all sessions together, so that logits stay bounded; the rest wait for the next step
 STEP_TOKENS = 1024
-#: prompt tokens of one step, all sessions together, if step times leave room for them
+#: prompt tokens of one step at most, all sessions together; fewer where they take long or others wait for verdicts
 PREFILL_CHUNK = 512
 #: tokens that a GENERATE must have left for its text to be searched
 WORTH_A_SEARCH = 4
@@ -50,7 +51,7 @@ class Scheduler:
     ) -> None:
         self.budget, self._fixed_budget = budget, fixed_budget
         self._prefixes, self._max_context, self._lookup = prefixes, max_context, lookup
-        self._pool, self.prefill_chunk = pool, PREFILL_CHUNK
+        self._pool, self.prefill_chunk, self.pace = pool, PREFILL_CHUNK, StepPace(budget)
         self._last_round = 0.0
 
     @property
@@ -99,6 +100,13 @@ class Scheduler:
         if sizes:
             self._last_round = time.perf_counter()
         self.budget.observe_step(sizes, accepted)
+
+    def observe_seconds(self, segments: Sequence[Segment], seconds: float) -> None:
+        """A step of these segments took so long."""
+        tokens = sum(map(len, segments))
+        past = sum(segment.past for segment in segments) / len(segments)
+        self.budget.observe_seconds(tokens, len(segments), past, seconds)
+        self.pace.observe(tokens, seconds)
 
     def _missing(self, session: SessionRecord) -> int:
         """Committed tokens that must run before the root can."""
@@ -161,7 +169,8 @@ class Scheduler:
         A round whose session lacks none any more joins in with its tree.
         """
         room = STEP_TOKENS - verified
-        chunk = min(self.prefill_chunk, room, self.budget.prefill_room(self._delayed(verified), room))
+        most = self.pace.chunk(min(self.prefill_chunk, room))
+        chunk = min(most, self.budget.prefill_room(self._delayed(verified), room))
         demands = [missing[session] for session in behind]
         shares = fair_shares([session.account for session in behind], demands, chunk)
         if any(shares) and not shares[0]:  # the oldest claim may be the only one that the pool has room for

@@ -78,17 +78,14 @@ def measure_costs(
             settled = len(seconds) > 1 and seconds[1] < (1 + SAME) * seconds[0]
             if settled or (not turn and took > LONG) or needless(size):
                 continue
-            begun = clock()
-            logits = runner.forward(parts)
-            logits.draw([sum(map(len, parts)) - 1], [Sampling()], [past])  # waits for the device
-            took = clock() - begun
+            took = _timed(runner, parts, past, clock)
             if turn:  # the first one warms up
                 seconds.append(took)
                 seconds.sort()
     runner.rest()
     runner.forward(steps[0])  # the small step that gives back what the large ones took
     kept = [size for size in range(len(timed)) if runs[size] and not needless(size)]
-    curve = _curve({timed[size]: runs[size][0] for size in kept})
+    curve = fastest_curve({timed[size]: runs[size][0] for size in kept})
     more = runs[len(timed)][0] - curve.at(SHARED_TOKENS) if shared else 0.0
     return StepCosts(curve, max(0.0, more) / (SHARING - 1), *(_context_costs(curve, runs) if distant else ()))
 
@@ -101,7 +98,19 @@ def _context_costs(curve: CostCurve, runs: Sequence[Sequence[float]]) -> tuple[f
     return max(0.0, added - few * each), each
 
 
-def _curve(fastest: dict[int, float]) -> CostCurve:
+def timed_step(runner: ModelRunner, base: int, past: int, tokens: int, clock: Callable[[], float]) -> float:
+    """Seconds of a step of so many tokens behind `past` others, in pool rows from `base` that nobody else has."""
+    return _timed(runner, [_part(base, past, tokens)], past, clock)
+
+
+def _timed(runner: ModelRunner, parts: Sequence[Part], past: int, clock: Callable[[], float]) -> float:
+    begun = clock()
+    logits = runner.forward(parts)
+    logits.draw([sum(map(len, parts)) - 1], [Sampling()], [past])  # waits for the device
+    return clock() - begun
+
+
+def fastest_curve(fastest: dict[int, float]) -> CostCurve:
     """Seconds by tokens, ascending; none counts with more than a larger step took."""
     seconds = list(fastest.values())
     return CostCurve(tuple(fastest), tuple(min(seconds[size:]) for size in range(len(seconds))))
@@ -141,6 +150,7 @@ class TreeBudget:
 
     limit: int
     costs: StepCosts | None = None
+    slowdown: float = 1.0  # what steps take over what `costs` say, smoothed
     sessions: float = 1.0  # trees per step, smoothed
     pause: float = 0.05  # seconds between a verdict and the session's next tree, smoothed
     gain: float = 0.5
@@ -158,6 +168,19 @@ class TreeBudget:
             self.gain += SMOOTHING * (accepted / levels - self.gain)
         self.choose()
 
+    def observe_seconds(self, tokens: int, sessions: int, past: float, seconds: float) -> None:
+        """A step of so many tokens, which so many sessions shared behind `past` tokens each, took so long."""
+        if self.costs is None or not 0 < tokens <= 2 * self.costs.curve.tokens[-1]:
+            return
+        found = seconds / self.costs.at(tokens, sessions, past)
+        found = min(max(found, self.slowdown / 2), 2 * self.slowdown)  # a single disturbance moves little
+        self.slowdown += SMOOTHING * (found - self.slowdown)
+
+    def seconds(self, tokens: float, sessions: float = 1.0) -> float:
+        """Seconds that a step of so many tokens takes at present. There must be costs."""
+        assert self.costs is not None
+        return self.slowdown * self.costs.at(tokens, sessions)
+
     def observe_pause(self, seconds: float) -> None:
         """A session's next tree came this long after its verdict."""
         if seconds < LONGEST_PAUSE:
@@ -165,7 +188,10 @@ class TreeBudget:
 
     def advertised(self) -> CostCurve | None:
         """The cost curve to advertise to devices: of steps that as many sessions share as do at present."""
-        return None if self.costs is None else self.costs.shared(self.sessions)
+        if self.costs is None:
+            return None
+        curve = self.costs.shared(self.sessions)
+        return CostCurve(curve.tokens, tuple(self.slowdown * seconds for seconds in curve.seconds))
 
     def prefill_room(self, tokens: int, limit: int) -> int:
         """Prefill tokens that may join a step of `tokens` verified ones: as many as at most double its time.
@@ -218,9 +244,9 @@ class TreeBudget:
         if self.costs is None:
             self.nodes = self.limit
             return
-        costs, sizes = self.costs, [size for size in SIZES if LEAST <= size < self.limit] + [self.limit]
+        sizes = [size for size in SIZES if LEAST <= size < self.limit] + [self.limit]
 
         def rate(size: int) -> float:
-            return self.tau(size) / (self.pause + costs.at(self.sessions * (1 + size), self.sessions))
+            return self.tau(size) / (self.pause + self.seconds(self.sessions * (1 + size), self.sessions))
 
         self.nodes = max(sizes, key=rate)

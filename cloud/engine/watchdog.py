@@ -6,14 +6,15 @@ import time
 
 
 class Watchdog:
-    """Written by the engine thread, read by any other. seconds: a step that takes longer counts as hung."""
+    """Written by the engine thread, read by any other. seconds: a step that takes longer may count as hung."""
 
     def __init__(self, seconds: float) -> None:
         self.busy, self.seconds = False, seconds
-        self._began = time.monotonic()
+        self._began, self._longest = time.monotonic(), 0.0
 
-    def start(self) -> None:
-        """Work starts, or the next step of it."""
+    def start(self, longest: float = 0.0) -> None:
+        """Work starts, or the next step of it. longest: seconds that it may take on a machine as slow as this one."""
+        self._longest = longest
         self.busy, self._began = True, time.monotonic()
 
     def end(self) -> None:
@@ -23,4 +24,4 @@ class Watchdog:
     @property
     def hung(self) -> bool:
         """Whether the present work has taken too long."""
-        return self.busy and time.monotonic() - self._began > self.seconds
+        return self.busy and time.monotonic() - self._began > max(self.seconds, self._longest)

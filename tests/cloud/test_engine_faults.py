@@ -9,11 +9,11 @@ import pytest
 import torch
 from websockets.exceptions import InvalidStatus
 
-from cloud.engine.request import Reply
+from cloud.engine.request import EngineRequest, Reply
 from cloud.torch_engine.runner import Steps
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.tree import TokenTree
-from outrider_core.protocol.wire import ERR_INTERNAL, Error, Open, Opened, Verdict, pack_ids
+from outrider_core.protocol.wire import ERR_INTERNAL, ERR_UNKNOWN, Error, Open, Opened, Verdict, pack_ids
 from tests.cloud.drive import Client, make_verifier, serve, started
 from tests.tiny import plain_decode, tiny_model
 from tests.waiting import HANG
@@ -68,6 +68,36 @@ def test_a_device_broken_for_good_is_not_ready(monkeypatch: pytest.MonkeyPatch) 
         with pytest.raises(InvalidStatus) as refused:
             Client(address)
         assert refused.value.response.status_code == 503
+
+
+@pytest.mark.parametrize("fault", ["rows", "sender"])
+def test_an_open_that_fails_half_way_leaves_nothing_behind(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The session is begun anew by the next OPEN, what waited for it is answered, and the engine goes on."""
+    model = tiny_model()
+    truth = plain_decode(model, PROMPT, Sampling(), 4, eos_ids=())
+    session, verifier = os.urandom(16), make_verifier(model, ())
+    with started(verifier) as direct:
+        direct.open(session, PROMPT)
+        first = direct.verify(session, 1, len(PROMPT), TokenTree.chain(truth[:1])).get(timeout=HANG)
+        assert isinstance(first, Verdict)
+
+        def fails(*_: object) -> None:
+            raise RuntimeError("out of order")
+
+        if fault == "rows":
+            with monkeypatch.context() as patch:
+                patch.setattr(verifier.engine.pool, "truncate", fails)
+                reply = direct.submit(session, Open(0, session, 1, pack_ids(PROMPT), 3, Sampling()), tokens=PROMPT)[1]
+                assert isinstance(failed := reply.get(timeout=HANG), Error) and failed.code == ERR_INTERNAL
+        else:
+            opening = Open(0, session, 1, pack_ids(PROMPT), 3, Sampling())
+            verifier.submit(EngineRequest(session, opening, fails, tokens=PROMPT))
+        unknown = direct.verify(session, 2, len(PROMPT), TokenTree()).get(timeout=HANG)
+        assert isinstance(unknown, Error) and unknown.code == ERR_UNKNOWN
+        direct.open(session, PROMPT)
+        verdict = direct.verify(session, 1, len(PROMPT), TokenTree.chain(truth[:2])).get(timeout=HANG)
+        assert isinstance(verdict, Verdict) and [*truth[:2], verdict.bonus] == truth[:3]
+        assert verifier.alive
 
 
 def broken(parts: object) -> torch.Tensor:

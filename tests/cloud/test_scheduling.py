@@ -17,8 +17,12 @@ from hypothesis import strategies as st
 
 from cloud.engine.drawing import HostLogits
 from cloud.engine.fair_shares import fair_shares
+from cloud.engine.kvpool import KVPool
 from cloud.engine.request import EngineRequest
+from cloud.engine.retiming import Retiming
+from cloud.engine.step_pace import CHUNK_SECONDS, StepPace
 from cloud.engine.tree_budget import FAR, LEAST, SIZES, TIMED_TOKENS, StepCosts, TreeBudget, measure_costs
+from cloud.engine.watchdog import Watchdog
 from cloud.torch_engine.runner import padded_rows
 from outrider_core.protocol.costs import CostCurve
 from outrider_core.protocol.sampling import Sampling
@@ -27,7 +31,7 @@ from outrider_core.protocol.wire import Generate, Open, Verdict, pack_ids
 from outrider_core.targets.part import Part
 from tests.cloud.drive import Direct, expected_path, make_verifier, random_tree, started
 from tests.tiny import plain_decode, tiny_model
-from tests.waiting import HANG
+from tests.waiting import HANG, until
 
 pytestmark = pytest.mark.gpu
 
@@ -202,6 +206,97 @@ def test_budget_and_welcome_know_what_sessions_cost() -> None:
     assert told[1].seconds == pytest.approx((0.004 + 0.15, 0.03 + 0.15))
     assert budgets[0].prefill_room(64, 512) < budgets[1].prefill_room(64, 512)
     assert TreeBudget(24).advertised() is None
+
+
+@pytest.mark.parametrize("seconds", [0.0001, 0.02, 0.4, 3.0])
+def test_a_chunk_takes_as_many_tokens_as_steps_have_time_for(seconds: float) -> None:
+    """Measured in the steps that run, and before the first by what was timed at start, on a machine of any speed."""
+    unknown = StepPace(TreeBudget(24))
+    assert unknown.chunk(512) == 128 and unknown.longest(512) == 0.0
+    expected = StepPace(TreeBudget(24, StepCosts(CostCurve((1, 128), (seconds, 128 * seconds)))))
+    for pace in (unknown, expected):
+        for _ in range(2):
+            assert pace is unknown or pace.chunk(512) in (16, 512) or pace.chunk(512) * seconds <= CHUNK_SECONDS
+            pace.observe(1, 1000.0)  # a single token says little of a chunk
+            pace.observe(64, 64 * seconds)
+        chunk = pace.chunk(512)
+        assert 16 <= chunk <= 512 and (chunk == 16 or chunk * seconds <= CHUNK_SECONDS)
+        assert chunk == 512 or (chunk + 1) * seconds > CHUNK_SECONDS * 0.99
+        assert pace.longest(chunk) >= 10 * chunk * seconds
+        pace.observe(64, 640 * seconds)  # the machine is busy from now on
+        assert pace.chunk(512) <= max(16, chunk) and pace.longest(100) >= 1000 * seconds
+    assert unknown.chunk(7) == 7
+
+
+def test_a_long_prompt_on_a_slow_machine_goes_in_small_steps() -> None:
+    """A step that the machine is too slow for would delay everybody, and look like one that hangs."""
+    verifier = make_verifier(tiny_model(), (), max_model_len=600, kv_tokens=1024, prefill_chunk=512)
+    verifier.scheduler.budget.costs = StepCosts(CostCurve((1, 128), (0.3, 38.0)))
+    session, sizes = b"s" * 16, list[int]()
+    forward = verifier.engine.runner.forward
+
+    def counted(parts: list[Part]) -> Any:
+        sizes.append(sum(map(len, parts)))
+        return forward(parts)
+
+    verifier.engine.runner.forward = counted  # type: ignore[method-assign, assignment]
+    with started(verifier) as direct:
+        direct.open(session, [5] * 500)
+        verdict = direct.verify(session, 1, 500, TokenTree()).get(timeout=HANG)
+        assert isinstance(verdict, Verdict)
+    assert sizes[0] == 16 and sizes[1] > 16  # this machine is faster, which the first step has shown
+    assert verifier.scheduler.budget.slowdown < 1.0
+
+
+def test_a_hang_is_told_from_a_slow_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr("cloud.engine.watchdog.time.monotonic", lambda: now)
+    watchdog = Watchdog(120.0)
+    watchdog.start(longest=600.0)
+    now = 599.0
+    assert not watchdog.hung
+    now = 601.0
+    assert watchdog.hung
+    watchdog.start()
+    now += 121.0
+    assert watchdog.hung
+    watchdog.end()
+    assert not watchdog.hung
+
+
+def test_a_start_on_a_busy_machine_is_not_its_measure_for_good() -> None:
+    """Larger steps suffer more from neighbours. What real steps take, and steps of an idle verifier, put it right."""
+    true = CostCurve((1, 16, 128), (0.02, 0.024, 0.08))
+    idle = TreeBudget(64, StepCosts(true)).nodes
+    busy = StepCosts(CostCurve((1, 16, 128), (0.03, 0.06, 0.6)))
+    served = TreeBudget(64, busy)
+    assert served.nodes < idle
+    for _ in range(200):
+        served.observe_seconds(16, 1, 0, true.at(16))
+    assert served.seconds(16) == pytest.approx(true.at(16), rel=0.01)
+    again, calm = TreeBudget(64, busy, slowdown=1.7), Disturbed(StepCosts(true), 3)
+    pool = KVPool(512, lambda sources, targets: None)
+    assert pool.reserve(b"s" * 16, 64, set())
+    retiming = Retiming(calm, pool, again, clock=lambda: calm.now)  # type: ignore[arg-type]
+    for _ in range(5 * len(busy.curve.tokens)):
+        retiming.tick()
+    assert again.costs is not None and again.costs.curve.at(16) == pytest.approx(true.at(16), rel=0.05)
+    assert again.nodes == idle and again.slowdown == 1.0 and pool.owners() == [b"s" * 16]
+    full = KVPool(64, lambda sources, targets: None)
+    assert full.reserve(b"s" * 16, 64, set())
+    steps = calm.steps
+    Retiming(calm, full, again, clock=lambda: calm.now).tick()  # type: ignore[arg-type]
+    Retiming(calm, pool, TreeBudget(64), clock=lambda: calm.now).tick()  # type: ignore[arg-type]
+    assert calm.steps == steps and full.owners() == [b"s" * 16]
+
+
+def test_an_idle_verifier_times_its_steps_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cloud.engine.batcher.IDLE_SECONDS", 0.01)
+    verifier = make_verifier(tiny_model(), ())
+    verifier.calibrate()
+    before = verifier.scheduler.budget.costs
+    with started(verifier):
+        assert until(lambda: verifier.scheduler.budget.costs is not before)
 
 
 VOCAB = 199
