@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from pathlib import Path
 
 from cloud.engine.served_model import ServedModel
 from cloud.engine_choice import EngineName, choose_engine
@@ -13,9 +12,10 @@ from cloud.server.service import Verifier
 from cloud.settings import Settings
 from cloud.telemetry import log
 from cloud.telemetry.progress import BuildProgress
+from outrider_core.cache import expanded, why_inaccessible
 from outrider_core.drafting.ngrams import NgramsError, NgramTable
 from outrider_core.models.moa_config import DrafterError
-from outrider_core.targets.source import TargetSource
+from outrider_core.targets.source import TargetError, TargetSource
 
 
 def load_verifier(settings: Settings, progress: BuildProgress | None = None) -> Verifier:
@@ -24,6 +24,13 @@ def load_verifier(settings: Settings, progress: BuildProgress | None = None) -> 
     Raises TargetError, DrafterError or AuthError with one line. Of several tensor-parallel ranks only rank 0
     returns; the others follow it until it ends, then raise SystemExit(0).
     """
+    try:
+        return _load(settings, progress)
+    except OSError as error:  # of the cache, or of the target's files
+        raise TargetError(f"{settings.model}: {why_inaccessible(error)}") from None
+
+
+def _load(settings: Settings, progress: BuildProgress | None) -> Verifier:
     accounts = Accounts(settings.auth_file)
     begun = time.perf_counter()
     source = TargetSource.resolve(settings.model)
@@ -60,7 +67,7 @@ def load_model(
 
         model = load_torch(settings, source)
     try:
-        ngrams = NgramTable.load(Path(settings.drafter).expanduser(), model.vocab_size)
+        ngrams = NgramTable.load(expanded(settings.drafter), model.vocab_size)
     except NgramsError as error:
         raise DrafterError(str(error)) from None
     return replace(model, ngrams=ngrams)

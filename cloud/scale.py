@@ -12,7 +12,6 @@ import argparse
 import signal
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from pydantic import ValidationError
 from pydantic_settings import SettingsError
@@ -23,6 +22,7 @@ from cloud.scaling.replica import build
 from cloud.server.accounts import Accounts, AuthError
 from cloud.server.tls import CertificateError, tls_context
 from cloud.settings import Settings, describe_errors, read_settings
+from outrider_core.cache import expanded
 
 __all__ = ["build", "main"]
 
@@ -105,13 +105,13 @@ def _settings(flags: list[str], host: str, port: int) -> Settings:
     if settings.port == 0:
         raise ScaleError("--http-port: 0 is not a port that devices can be given; choose a free one")
     # replicas may start in another folder
-    folder = Path(settings.model).expanduser()
+    folder = expanded(settings.model)
     if folder.is_dir():
         settings.model = str(folder.resolve())
-    settings.drafter = settings.drafter.expanduser().resolve()
+    settings.drafter = expanded(settings.drafter).resolve()
     for name in ("auth_file", "ssl_certfile", "ssl_keyfile"):
         if (path := getattr(settings, name)) is not None:
-            setattr(settings, name, path.expanduser().resolve())
+            setattr(settings, name, expanded(path).resolve())
     return settings
 
 

@@ -14,6 +14,7 @@ from export.options import OptionsError, add_options, read_options
 from export.target.target_options import TargetOptions
 from export.train.train_command import add_train_options, describe_presets, next_command, read_train_options
 from export.train.train_options import ImportOptions, NgramsOptions
+from outrider_core.cache import why_inaccessible
 from outrider_core.targets.source import TargetError
 
 EPILOG = """\
@@ -131,12 +132,17 @@ def keep_freed_memory() -> None:
 
 def guarded(run: Callable[[], int | None]) -> int:
     """Run a command: its exit status, 1 with one line for an expected error, 130 for Ctrl-C."""
+    from safetensors import SafetensorError
+
     from outrider_core.drafting.bundle import BundleError
     from outrider_core.models.moa_config import DrafterError
 
     try:
         return run() or 0
-    except (TargetError, DrafterError, BundleError, ValueError, OSError) as error:
+    except OSError as error:
+        print(f"error: {why_inaccessible(error)}", file=sys.stderr)
+        return 1
+    except (TargetError, DrafterError, BundleError, SafetensorError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

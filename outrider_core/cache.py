@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import logging
 import os
+import stat
 import tempfile
 import time
 from collections.abc import Sequence
@@ -27,10 +29,45 @@ _log = logging.getLogger(__name__)
 
 
 def cache_dir() -> Path:
-    """`$OUTRIDER_CACHE`, else `$XDG_CACHE_HOME/outrider`, else `~/.cache/outrider`."""
+    """`$OUTRIDER_CACHE`, else `$XDG_CACHE_HOME/outrider`, else `~/.cache/outrider`.
+
+    A user without a home has a folder of his own among the temporary ones. Raises PermissionError if others own that.
+    """
     if own := os.environ.get("OUTRIDER_CACHE"):
         return Path(own)
-    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "outrider"
+    if os.path.isabs(shared := os.environ.get("XDG_CACHE_HOME", "")):
+        return Path(shared) / "outrider"
+    try:
+        return Path.home() / ".cache" / "outrider"
+    except RuntimeError:
+        return _temporary()
+
+
+def _temporary() -> Path:
+    """A folder that nobody else can have filled: what lies in a cache is loaded."""
+    user = os.getuid() if hasattr(os, "getuid") else os.getpid()
+    folder = Path(tempfile.gettempdir()) / f"outrider-{user}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    found = folder.lstat()
+    if hasattr(os, "getuid") and (found.st_uid != user or found.st_mode & 0o022 or not stat.S_ISDIR(found.st_mode)):
+        raise PermissionError(errno.EACCES, "this user has no home, and others can write there", str(folder))
+    return folder
+
+
+def expanded(path: str | Path) -> Path:
+    """`path` with `~` replaced by the home; as it is where there is none."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        return Path(path)
+
+
+def why_inaccessible(error: OSError) -> str:
+    """One line on a file or folder that cannot be read or written, and what to do."""
+    if error.filename is None:
+        return str(error)
+    remedy = "free some space there" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "give this user access to it"
+    return f"{error.filename}: {error.strerror}; {remedy}, or name another folder for the cache with OUTRIDER_CACHE"
 
 
 def sha256_of(paths: Sequence[Path]) -> list[str]:
@@ -103,13 +140,6 @@ def _write_cache(fresh: dict[str, list[Any]]) -> None:
     entries = {name: entry for name, entry in _read_cache().items() if os.path.exists(name)} | fresh
     try:
         cache_dir().mkdir(parents=True, exist_ok=True)
-        handle, aside = tempfile.mkstemp(prefix=".hashes-", dir=cache_dir())
-        try:
-            with os.fdopen(handle, "w") as file:
-                json.dump(entries, file, indent=1)
-            os.replace(aside, _cache_file())
-        except BaseException:
-            Path(aside).unlink(missing_ok=True)
-            raise
+        durable.write(_cache_file(), json.dumps(entries, indent=1))
     except OSError:
         return

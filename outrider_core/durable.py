@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import secrets
 from pathlib import Path
 from typing import IO, Any
 
@@ -27,7 +28,7 @@ def put_in_place(aside: Path, path: Path) -> None:
 
 def write(path: Path, content: str | bytes) -> None:
     """Write a file in one step: after a crash it is as it was before, or whole. Raises OSError."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         aside.write_bytes(content.encode() if isinstance(content, str) else content)
         put_in_place(aside, path)

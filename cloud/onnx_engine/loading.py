@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +12,7 @@ from cloud.engine.served_model import ServedModel
 from cloud.onnx_engine.runner import OnnxModelRunner
 from cloud.settings import Settings
 from cloud.telemetry.progress import BuildProgress, LogLines
+from outrider_core.cache import expanded
 from outrider_core.chat.tokenizer import ChatTokenizer, open_chat_tokenizer
 from outrider_core.machine import available_cores
 from outrider_core.models.drafter_arrays import check_target, read_drafter
@@ -32,7 +32,7 @@ def load_model(settings: Settings, source: TargetSource, progress: BuildProgress
     progress: reports while an 8-bit copy of the target is built; None: in the log. Raises TargetError or
     DrafterError with one line.
     """
-    drafter, reports = read_drafter(Path(settings.drafter).expanduser()), progress or LogLines()
+    drafter, reports = read_drafter(expanded(settings.drafter)), progress or LogLines()
     if not source.prepared:  # looked at before a bundle is made
         check_target(drafter[0].target_hash, source.name, source.identity, settings.drafter)
     try:

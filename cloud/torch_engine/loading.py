@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -15,6 +14,7 @@ from cloud.torch_engine.features import TorchFeatures
 from cloud.torch_engine.parallel import Leader, Ranks, follow
 from cloud.torch_engine.quantization import quantize
 from cloud.torch_engine.runner import Steps, TorchRunner
+from outrider_core.cache import expanded
 from outrider_core.chat.tokenizer import chat_tokenizer_of
 from outrider_core.models.drafter_arrays import check_target
 from outrider_core.models.drafter_files import load_drafter
@@ -35,7 +35,7 @@ def load_model(settings: Settings, source: TargetSource) -> ServedModel:
     """
     if settings.tensor_parallel_size == 1 or settings.threads:  # else torchrun has set them
         torch.set_num_threads(settings.threads or max(1, torch.get_num_threads() - 1))
-    drafter = load_drafter(Path(settings.drafter).expanduser())
+    drafter = load_drafter(expanded(settings.drafter))
     ranks = _ranks(settings)
     target = open_target(source).load(settings.torch_dtype, _device(settings, ranks), settings.tensor_parallel_size)
     quantize(target.model, settings.quantization)

@@ -15,6 +15,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from outrider_core.cache import expanded
 from outrider_core.models.moa_config import DrafterError
 
 MODULES = ("layer_self_attention", "self_attention", "cross_attention", "Ekv2E")
@@ -59,7 +60,7 @@ def open_checkpoint(source: str | Path) -> Checkpoint:
 
     Raises DrafterError with one clear line.
     """
-    folder = Path(source).expanduser()
+    folder = expanded(source)
     if folder.is_dir():
         name = folder.resolve().name
     else:
@@ -75,7 +76,7 @@ def open_checkpoint(source: str | Path) -> Checkpoint:
 
 
 def _download(name: str) -> Path:
-    path = Path(name).expanduser()
+    path = expanded(name)
     if path.is_file():
         raise DrafterError(f"{name} is a file; name the folder that holds config.json and model.safetensors")
     if path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:

@@ -7,8 +7,8 @@ safetensors and kept in the user's cache.
 from __future__ import annotations
 
 import json
+import secrets
 import shutil
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -71,7 +71,8 @@ def model_folder(source: TargetSource) -> Path:
 def _convert_aside(source: TargetSource, folder: Path) -> None:
     """Convert in a folder aside, which then takes the place of what was there."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    aside = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    aside = folder.with_name(f".{folder.name}-{secrets.token_hex(4)}")
+    aside.mkdir()  # readable to whom the umask says, as the cache may be shared
     try:
         _convert_gguf(source.path, aside)
         write_source(aside, source.path)
@@ -102,6 +103,7 @@ def _convert_gguf(source: Path, folder: Path) -> None:
     del model.config.quantization_config
     model.is_quantized, model.hf_quantizer = False, None
     model.save_pretrained(folder)
+    shutil.copymode(folder / "config.json", folder / "model.safetensors")  # safetensors leaves it to its owner only
     tokenizer.save_pretrained(folder)
 
 

@@ -43,7 +43,7 @@ def write_tokenizer(source: GgufWeights, folder: Path) -> None:
     types: list[int] = source.field("tokenizer.ggml.token_type")
     special = [token for token, each in zip(tokens, types, strict=True) if each == _CONTROL]
     tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in special])
-    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer.json").write_text(tokenizer.to_str(pretty=True), encoding="utf-8")  # `save` raises no OSError
     named = {
         f"{name}_token": tokens[source.field(f"tokenizer.ggml.{key}_token_id")]
         for name, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding"))

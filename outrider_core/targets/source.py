@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from outrider_core.cache import cache_dir
+from outrider_core.cache import cache_dir, expanded
 from outrider_core.targets.bundle import FORMAT_VERSION, GRAPH_FILE, MANIFEST_FILE
 from outrider_core.targets.config import TargetConfig, UnsupportedTarget
 from outrider_core.targets.identity import converted_from, model_identity
@@ -50,7 +50,7 @@ class TargetSource:
         """
         if name in ALIASES:
             return cls(name, _alias(name))
-        path = Path(name).expanduser()
+        path = expanded(name)
         if path.is_file() and path.suffix == ".gguf":
             return cls(name, path)
         if path.is_file():
@@ -75,7 +75,7 @@ class TargetSource:
     @property
     def shown_name(self) -> str:
         """Its name without the folders it lies in: bundles travel, and places on this machine stay here."""
-        is_place = self.name not in ALIASES and Path(self.name).expanduser().exists()
+        is_place = self.name not in ALIASES and expanded(self.name).exists()
         return self.path.name if is_place else self.name
 
     @property
