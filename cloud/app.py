@@ -26,7 +26,7 @@ from cloud.settings import Settings
 from cloud.telemetry import log
 from cloud.telemetry.metrics import CONTENT_TYPE
 from cloud.telemetry.tracing import Traced, trace_of
-from outrider_core.chat.api.app import api_app, api_routes
+from outrider_core.chat.api.app import api_app, api_routes, probe_routes
 from outrider_core.chat.api.errors import ApiError
 from outrider_core.protocol.wire import SUBPROTOCOL
 from outrider_core.serving import PageRules, bearer, is_loopback
@@ -67,9 +67,9 @@ class App:
         self._metrics_text = metrics
         self._metrics_account = settings.metrics_account
         routes: list[BaseRoute] = [
-            Route("/healthz", self._healthz),
-            Route("/readyz", self._readyz),
+            *probe_routes(self._healthz, self._readyz),
             Route("/metrics", self._metrics),
+            Route("/v1/verify", _upgrade_needed),
             WebSocketRoute("/v1/verify", self._verify),
             *page_routes(settings, self._pages),
             *extra_routes,
@@ -186,6 +186,11 @@ def create_app(
 ) -> ASGIApp:
     """The app of one verifier, for any ASGI server. It starts the engine thread and stops it at shutdown."""
     return App(verifier, settings, metrics=metrics).asgi
+
+
+async def _upgrade_needed(_: Request) -> Response:
+    text = f"devices connect here by WebSocket, subprotocol {SUBPROTOCOL}\n"
+    return PlainTextResponse(text, 426, {"Upgrade": "websocket", "Connection": "Upgrade"})
 
 
 def _is_local(connection: HTTPConnection) -> bool:

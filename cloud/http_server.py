@@ -22,7 +22,7 @@ from cloud.server.tls import CertificateError, reload_certificate
 from cloud.server.uvicorn_protocols import WebSocketProtocol
 from cloud.settings import Settings
 from cloud.telemetry import log
-from outrider_core.http_protocol import HttpProtocol, TlsServer
+from outrider_core.http_protocol import KEEP_ALIVE, HttpProtocol, TlsServer
 from outrider_core.protocol.wire import MAX_CLIENT_FRAME
 
 #: exit status where the engine is broken, or where the end itself hangs (EX_SOFTWARE of sysexits)
@@ -142,6 +142,7 @@ def uvicorn_config(app: App, **options: object) -> uvicorn.Config:
         "access_log": False,
         "log_config": None,
         "proxy_headers": False,
+        "timeout_keep_alive": KEEP_ALIVE,
         "timeout_graceful_shutdown": 3,
     }
     return uvicorn.Config(app.asgi, **{**defaults, **options})  # type: ignore[arg-type]

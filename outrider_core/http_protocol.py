@@ -15,6 +15,9 @@ from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 
 #: seconds that the rest of a body may take which nobody wants any more, and in which a close is awaited
 LAST_READ = 5.0
+#: seconds for which a connection is kept whose client asks nothing more: longer than the pools of clients keep theirs
+#: (Go 90, aiohttp 15, httpx 5), so that none of them sends a request just as it is closed here
+KEEP_ALIVE = 100
 #: seconds to wait where no socket can be accepted
 ACCEPT_AGAIN = 0.1
 #: chunks of one body that may have any size; further ones have CHUNK bytes on average: each takes the loop some 30 us
@@ -25,7 +28,8 @@ class SocketBounds(Protocol):
     """What sockets of one server may do.
 
     Attributes:
-        request_seconds: What a client may take for the headers of its next request.
+        request_seconds: What a client may take for the headers of a request, from the connection's begin, or from the
+            request's first byte where it is not the first one.
         unread_seconds: For how long it may read nothing of a reply that is sent to it.
     """
 
@@ -84,8 +88,8 @@ class _Connection(h11.Connection):
 class HttpProtocol(H11Protocol):
     """Cuts sockets beyond the bounds, and those that do not send a request or read a reply in time.
 
-    A request's headers have `request_seconds` from the connection's begin, or from the end of the last reply. What
-    is left of a body when its reply has been sent has LAST_READ.
+    A request's headers have `request_seconds`, see SocketBounds, and the next request KEEP_ALIVE to begin. What is left
+    of a body when its reply has been sent has LAST_READ.
 
     Attributes:
         address: The client's.
@@ -104,6 +108,16 @@ class HttpProtocol(H11Protocol):
     def idle(self) -> bool:
         """Whether nobody waits for a reply on it."""
         return self.cycle is None or self.cycle.response_complete
+
+    @property
+    def kept(self) -> bool:
+        """Whether it has had a reply, and the next request has not begun."""
+        return self.cycle is not None and self.conn.their_state is h11.IDLE and not self.conn.trailing_data[0]
+
+    def cut(self) -> None:
+        """Close it at once, and count it no more."""
+        self.leave()
+        self.transport.abort()
 
     def enter(self, address: str) -> bool:
         """Count the socket, which comes from `address`. False: it is one too many, and to be cut."""
@@ -137,6 +151,8 @@ class HttpProtocol(H11Protocol):
         """Set the deadline for what the client has to send now."""
         if self._upgraded:
             self._reading.lift()
+        elif self.kept:
+            self._reading.keep("next", KEEP_ALIVE)
         elif self.conn.their_state is h11.IDLE:
             self._reading.keep("head", self._bounds.request_seconds)
         elif self.conn.their_state is h11.SEND_BODY and self.cycle is not None and self.cycle.response_complete:
@@ -161,7 +177,8 @@ class HttpProtocol(H11Protocol):
         self.transport.close()
 
     def _too_slow(self) -> None:
-        self._bounds.refused("slow_request")
+        if not self.kept:
+            self._bounds.refused("slow_request")
         self.transport.abort()
 
     def pause_writing(self) -> None:

@@ -170,12 +170,15 @@ class Gate:
         self._total, self._metrics = 0, metrics
 
     def enter(self, protocol: HttpProtocol) -> bool:
-        """Count a socket that has just been accepted. False: it is to be cut, and was not counted."""
+        """Count a socket that has just been accepted. False: it is to be cut, and was not counted.
+
+        Where there are too many, the one goes whose client has asked nothing for longest and may still ask.
+        """
         address = protocol.address
-        if self._total >= self.most_sockets:
+        if self._total >= self.most_sockets and not _spare(protocol, None):
             self.refused(RefusalReason.DESCRIPTORS)
             return False
-        if self._per_address and self._sockets[address] >= self._per_address:
+        if self._per_address and self._sockets[address] >= self._per_address and not _spare(protocol, address):
             self.refused(RefusalReason.ADDRESS)
             return False
         self._sockets[address] += 1
@@ -194,6 +197,15 @@ class Gate:
     def refused(self, reason: str) -> None:
         """Count what was refused or cut."""
         self._metrics.refused.labels(reason).inc()
+
+
+def _spare(protocol: HttpProtocol, address: str | None) -> bool:
+    """Cut a connection that is only kept, of this address or of any. False: there is none."""
+    kept = [one for one in protocol.connections if isinstance(one, type(protocol)) and one.kept]
+    kept = [one for one in kept if not one.transport.is_closing() and address in (None, one.address)]
+    if kept:
+        min(kept, key=lambda one: one.since).cut()
+    return bool(kept)
 
 
 def descriptors() -> int:

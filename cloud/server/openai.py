@@ -11,7 +11,7 @@ import asyncio
 import math
 import time
 import traceback
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 
 from jinja2 import TemplateError
@@ -53,6 +53,7 @@ class EngineBackend:
         admit: Callable[[HTTPConnection], Account],
         gate: Gate,
     ) -> None:
+        self.aliases: Sequence[str] = ()
         self.verifier, self.model, self.tokenizer, self.admit, self.gate = verifier, model, tokenizer, admit, gate
         self._worker = FairWorker("tokenizer")  # a long prompt would hold up the event loop
 

@@ -68,7 +68,13 @@ async def serve(options: ServeOptions, bundle: Bundle, server: str | LinkMaker |
     if not is_loopback(options.host) and not options.api_key:
         raise CommandError(f"{options.host} is open to other machines; give --api-key too, or serve on 127.0.0.1")
     runtime = EdgeRuntime(bundle, server, options.runtime(lookup=not options.no_lookup))
-    endpoint = Endpoint(runtime, unverified=options.unverified, origins=options.allow_origin, key=options.api_key)
+    endpoint = Endpoint(
+        runtime,
+        unverified=options.unverified,
+        origins=options.allow_origin,
+        key=options.api_key,
+        aliases=options.alias,
+    )
     try:
         bound = bind(options.host, options.port)
     except OSError as error:

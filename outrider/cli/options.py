@@ -158,6 +158,11 @@ class ServeOptions(WritingOptions):
     host: str = _flag("127.0.0.1", "beyond loopback: with --api-key alone")
     port: int = _flag(8766, "TCP port", read=port)
     api_key: str = _flag("", "Bearer token that requests must carry", env="OUTRIDER_API_KEY")
+    alias: tuple[str, ...] = _flag(
+        (),
+        "further names of the model, such as gpt-4o for an app that has it built in; may be given more than once",
+        "NAME",
+    )
     allow_origin: tuple[str, ...] = _flag((), "pages that may ask; may be given more than once", "URL")
     unverified: Literal["end", "never"] = _flag(
         "end",

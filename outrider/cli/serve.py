@@ -13,17 +13,21 @@ import asyncio
 import contextlib
 import hmac
 import logging
+import os
+import signal
 import socket
+import threading
 import traceback
 from collections import Counter
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from types import FrameType
 from typing import Any, Literal
 
 import uvicorn
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import JSONResponse
-from starlette.routing import Route
 
 from edge_runtime.answer.constraints import ConstraintUnsupported
 from edge_runtime.answer.threads import DrafterFailed
@@ -32,12 +36,12 @@ from edge_runtime.events import Finished, LinkState, Provisional
 from edge_runtime.link.websocket import EngineFailed, LinkRefused
 from edge_runtime.runtime import EdgeRuntime
 from edge_runtime.session.states import Writer
-from outrider_core.chat.api.app import api_app, api_routes
+from outrider_core.chat.api.app import api_app, api_routes, probe_routes
 from outrider_core.chat.api.constraints import field_of
 from outrider_core.chat.api.errors import ApiError
 from outrider_core.chat.api.fields import ApiRequest, token_limit
 from outrider_core.chat.api.replies import Delta, Ending, ReplyWriter
-from outrider_core.http_protocol import HttpProtocol
+from outrider_core.http_protocol import KEEP_ALIVE, HttpProtocol
 from outrider_core.protocol.ending import COMPLETE, FinishReason
 from outrider_core.serving import PageRules, bearer
 
@@ -52,6 +56,10 @@ MOST_SOCKETS = 64
 HEAD_SECONDS = 30.0
 #: seconds for which a client may read nothing; answers are written meanwhile, and the next one's turn comes
 READ_SECONDS = 30.0
+#: seconds that the answer under way may take after a signal
+SHUTDOWN_SECONDS = 20.0
+#: and those in which clients then read why there is no more
+LAST_SECONDS = 1.0
 #: tokens kept free for an answer whose request names no length
 USUAL_LENGTH = 256
 
@@ -65,17 +73,42 @@ class Endpoint:
         unverified: What becomes of text that no verifier has seen when the answer ends.
         origins: Of web pages that may use the endpoint.
         key: The Bearer token that requests must carry; "": none.
+        aliases: Further names under which the model may be asked, such as one that an app has built in.
     """
 
     def __init__(
-        self, runtime: EdgeRuntime, *, unverified: Unverified = "end", origins: Collection[str] = (), key: str = ""
+        self,
+        runtime: EdgeRuntime,
+        *,
+        unverified: Unverified = "end",
+        origins: Collection[str] = (),
+        key: str = "",
+        aliases: Sequence[str] = (),
     ) -> None:
         self.runtime, self.unverified, self._key = runtime, unverified, key.encode()
         self._pages = PageRules(origins, needs_token=bool(key))
-        self.model = runtime.bundle.manifest.target
+        self.model, self.aliases = runtime.bundle.manifest.target, aliases
+        #: whether a signal has come: nothing new begins
+        self.leaving = False
         self.turn, self.waiting = asyncio.Lock(), 0
+        self.completions = set[DeviceCompletion]()
+        self.worker = ThreadPoolExecutor(1, "tokenizer")  # a long conversation would hold up the event loop
         self.request_seconds, self.unread_seconds = HEAD_SECONDS, READ_SECONDS
-        self.app = api_app([Route("/healthz", self._healthz), *api_routes(self)], list(origins))
+        self.app = api_app([*probe_routes(self._healthz, self._healthz), *api_routes(self)], list(origins))
+
+    async def drain(self, seconds: float) -> None:
+        """Begin nothing more, let the answer under way end for at most `seconds`, refuse the rest."""
+        self.leaving = True
+        for completion in [*self.completions]:
+            completion.refuse_unless_begun()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self.turn.acquire(), seconds)
+        for completion in [*self.completions]:
+            completion.refuse()
+        until = asyncio.get_running_loop().time() + LAST_SECONDS
+        while self.completions and asyncio.get_running_loop().time() < until:
+            await asyncio.sleep(0.01)
+        self.worker.shutdown(wait=False, cancel_futures=True)
 
     async def _healthz(self, _: Request) -> JSONResponse:
         return JSONResponse({"status": "ok", "link": bool(self.runtime.link and self.runtime.link.welcome)})
@@ -96,6 +129,8 @@ class Endpoint:
     def begin(self, request: HTTPConnection) -> DeviceCompletion:
         """See Backend."""
         self.admit(request)
+        if self.leaving:
+            raise _leaving()
         return DeviceCompletion(self)
 
     def enter(self, protocol: HttpProtocol) -> bool:
@@ -118,29 +153,33 @@ class DeviceCompletion:
 
     _asked: ApiRequest
     _writing: asyncio.Task[None] | None = None
+    _counted = False
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint, self._runtime = endpoint, endpoint.runtime
         self._manifest = endpoint.runtime.bundle.manifest
         #: parts of the answer as they are written; None at its end, or an exception in its place
         self._parts = asyncio.Queue[Delta | Ending | Exception | None]()
+        self._begun = False
+        endpoint.completions.add(self)
 
     async def prepare(self, asked: ApiRequest, size: int) -> ReplyWriter:
         """See Completion."""
         if asked.top is not None:
             text = "log probabilities are only known to the verifier's own endpoint: its verdicts carry tokens alone"
             raise ApiError(400, text, "logprobs", "unsupported_parameter")
-        await self._runtime.wait_for_link()
-        fitted = self._fit(asked)
-        self._asked, self._ids, self._dropped = asked, fitted.ids, len(fitted.dropped)
-        self._constraint = asked.constraint(len(self._ids), self._manifest.vocab_size)
-        if self._constraint and (why := self._runtime.unsupported(self._constraint)):
-            raise ApiError(400, why, field_of(self._constraint), "unsupported_parameter")
         if self._endpoint.waiting >= MOST_WAITING:
             raise ApiError(429, "too many requests are waiting already", None, "server_busy", RETRY_SECONDS)
         if self._endpoint.waiting:
             self._runtime.hurry(STALLED_SECONDS)
         self._endpoint.waiting += 1
+        self._counted = True
+        await self._runtime.wait_for_link()
+        fitted = await asyncio.get_running_loop().run_in_executor(self._endpoint.worker, self._fit, asked)
+        self._asked, self._ids, self._dropped = asked, fitted.ids, len(fitted.dropped)
+        self._constraint = asked.constraint(len(self._ids), self._manifest.vocab_size)
+        if self._constraint and (why := self._runtime.unsupported(self._constraint)):
+            raise ApiError(400, why, field_of(self._constraint), "unsupported_parameter")
         self._writing = asyncio.create_task(self._write())
         self._writing.add_done_callback(self._written)
         decode = partial(self._runtime.decode, self._ids)
@@ -173,11 +212,25 @@ class DeviceCompletion:
         if self._writing is not None:
             self._writing.cancel()
             await asyncio.gather(self._writing, return_exceptions=True)
+        self._written()
+        self._endpoint.completions.discard(self)
+
+    def refuse_unless_begun(self) -> None:
+        """Answer that the endpoint ends, where the answer has not had its turn."""
+        if not self._begun:
+            self.refuse()
+
+    def refuse(self) -> None:
+        """Answer that the endpoint ends, in place of the rest."""
+        self._parts.put_nowait(_leaving())
 
     async def _write(self) -> None:
         """Write the answer in its turn, at the runtime's own pace, however slowly its client reads."""
         try:
             async with self._endpoint.turn:
+                if self._endpoint.leaving:
+                    return
+                self._begun = True
                 for choice in range(self._asked.choices):
                     async for part in self._choice(choice):
                         self._parts.put_nowait(part)
@@ -185,10 +238,13 @@ class DeviceCompletion:
             self._parts.put_nowait(error)
         self._parts.put_nowait(None)
 
-    def _written(self, _: asyncio.Task[None]) -> None:
-        self._endpoint.waiting -= 1
+    def _written(self, _: asyncio.Task[None] | None = None) -> None:
+        if self._counted:
+            self._counted = False
+            self._endpoint.waiting -= 1
 
     def _fit(self, asked: ApiRequest) -> FittedMessages:
+        """Runs in the tokenizer's thread."""
         if asked.conversation is None:
             return FittedMessages([], [], self._plain_prompt(asked.plain_prompt))
         tools = asked.tool_use.prompt if asked.tool_use else ()
@@ -262,17 +318,55 @@ class DeviceCompletion:
         return Ending(last.reason, len(last.token_ids), {"outrider": mark}, last.stats.nodes, accepted)
 
 
+def _leaving() -> ApiError:
+    return ApiError(503, "this endpoint is about to end", None, "not_ready", RETRY_SECONDS)
+
+
+class DeviceServer(uvicorn.Server):
+    """uvicorn that gives answers under way SHUTDOWN_SECONDS at SIGINT, SIGTERM or SIGHUP; a second one ends at once."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        super().__init__(
+            uvicorn.Config(
+                endpoint.app,
+                log_level="warning",
+                lifespan="off",
+                ws="none",
+                server_header=False,
+                timeout_keep_alive=KEEP_ALIVE,
+                timeout_graceful_shutdown=1,
+                http=partial(HttpProtocol, endpoint),  # type: ignore[arg-type]
+            )
+        )
+        self._endpoint, self._loop = endpoint, asyncio.get_running_loop()
+        self._ending: asyncio.Task[None] | None = None
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """See uvicorn, which leaves SIGHUP alone: the terminal is gone."""
+        with super().capture_signals():
+            main = hasattr(signal, "SIGHUP") and threading.current_thread() is threading.main_thread()
+            if main and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # which is how nohup starts a command
+                signal.signal(signal.SIGHUP, self.handle_exit)
+            yield
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """See uvicorn. Nothing is raised when it has ended, so that the runtime is closed."""
+        if self._endpoint.leaving:
+            os._exit(128 + sig)
+        self._endpoint.leaving = True
+        self._loop.call_soon_threadsafe(self._end)
+
+    def _end(self) -> None:
+        self._ending = asyncio.create_task(self._drain())
+
+    async def _drain(self) -> None:
+        await self._endpoint.drain(SHUTDOWN_SECONDS)
+        self.should_exit = True
+
+
 async def run(endpoint: Endpoint, bound: list[socket.socket]) -> None:
-    """Serve there until SIGINT or SIGTERM."""
-    config = uvicorn.Config(
-        endpoint.app,
-        log_level="warning",
-        lifespan="off",
-        ws="none",
-        server_header=False,
-        timeout_keep_alive=30,
-        http=partial(HttpProtocol, endpoint),  # type: ignore[arg-type]
-    )
+    """Serve there until SIGINT, SIGTERM or SIGHUP, then close the runtime."""
     async with endpoint.runtime:
         with contextlib.suppress(KeyboardInterrupt):
-            await uvicorn.Server(config).serve(sockets=bound)
+            await DeviceServer(endpoint).serve(sockets=bound)

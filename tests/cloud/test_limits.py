@@ -184,6 +184,27 @@ def test_sockets_of_one_address_are_bounded(tmp_path: Path, capsys: pytest.Captu
             peer.close()
 
 
+def test_a_connection_that_is_only_kept_makes_room(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The one whose client has asked nothing for longest; one that asks, or has yet to, stays."""
+    with house(tmp_path, capsys=capsys, sockets_per_address=3) as at, at.other_client_at_work():
+        peers = [at.connect("127.0.0.2") for _ in range(3)]
+        for peer in (peers[1], peers[0]):
+            peer.sendall(WHOLE)
+            while b"alive" not in peer.recv(65536):
+                pass
+        peers[2].sendall(HALF)
+        peers.append(at.connect("127.0.0.2"))
+        peers[3].sendall(WHOLE)
+        assert peers[3].recv(15) == b"HTTP/1.1 200 OK"
+        assert ends(peers[1]) == b""  # the others are there
+        for peer, more in ((peers[0], WHOLE), (peers[2], b"y\r\n\r\n")):
+            peer.sendall(more)
+            assert peer.recv(15) == b"HTTP/1.1 200 OK"
+        assert at.refused("address_sockets") == 0
+        for peer in peers:
+            peer.close()
+
+
 def test_connections_of_one_token_are_bounded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with house(tmp_path, "--sessions", "2", capsys=capsys, max_connections=7) as at, at.other_client_at_work():
         clients = [at.client("bad") for _ in range(4)]  # twice its sessions
@@ -446,12 +467,12 @@ def test_what_comes_with_the_end_of_a_handshake_is_read(tls: tuple[Running, ssl.
                     break
                 except ssl.SSLWantReadError:
                     raw.sendall(out.read())
-                    came.write(raw.recv(65536))
+                    assert came.write(raw.recv(65536)) > 0
             client.write(WHOLE)
             raw.sendall(out.read())  # both in one segment
             said = b""
             while b"alive" not in said:
-                came.write(raw.recv(65536))
+                assert came.write(raw.recv(65536)) > 0
                 with suppress(ssl.SSLWantReadError):
                     said += client.read(65536)
             assert said.startswith(b"HTTP/1.1 200 OK")

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import socket
+import time
 from contextlib import suppress
+from importlib.metadata import version
 from typing import Any
 
 import httpx
 import pytest
 
+from outrider_core import http_protocol
 from outrider_core.chat.api.app import PARSERS
-from tests.e2e.endpoints import Served
+from outrider_core.drafting.bundle import Bundle
+from tests.e2e.endpoints import PAGE, Folders, Served, serving
 from tests.waiting import HANG
 
 
@@ -171,3 +176,135 @@ def test_members_that_nobody_reads_are_named_too(served: Served) -> None:
     assert set(named.split(", ")) == {"messages[0].prefix", "stream_options.continuous_usage_stats"}
     many = {f"{'x' * 90}{index}": 1 for index in range(1000)}
     assert len(served.post(**many, max_tokens=1).headers["x-outrider-ignored"]) < 4000
+
+
+GETS = ["/v1/models", "/healthz", "/livez", "/ping", "/readyz", "/health", "/version"]
+
+
+@pytest.mark.parametrize("path", GETS)
+def test_what_is_read_is_read_by_head_too_and_with_a_slash(served: Served, path: str) -> None:
+    whole = httpx.get(f"{served.root}{path}", timeout=HANG)
+    head = httpx.head(f"{served.root}{path}", timeout=HANG)
+    slash = httpx.get(f"{served.root}{path}/", timeout=HANG)
+    assert whole.status_code == head.status_code == slash.status_code == 200 and not head.content
+    assert slash.content == whole.content and head.headers["content-length"] == str(len(whole.content))
+
+
+def test_the_version_is_told(served: Served) -> None:
+    assert httpx.get(f"{served.root}/version").json() == {"version": version("outrider")}
+
+
+@pytest.mark.parametrize("path", CALLS)
+def test_a_slash_behind_a_call_is_no_redirect(served: Served, path: str) -> None:
+    body = {"model": served.model, **CALLS[path], "max_tokens": 2}
+    for slashes in ("/", "//"):
+        assert httpx.post(f"{served.root}{path}{slashes}", json=body, timeout=HANG).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [
+        *[(method, path, "POST") for path in CALLS for method in ("GET", "HEAD", "PUT", "DELETE")],
+        *[(method, "/v1/models", "GET, HEAD") for method in ("POST", "DELETE")],
+        *[("POST", path, "GET, HEAD") for path in GETS],
+        ("POST", "/v1/models/some", "GET, HEAD"),
+    ],
+)
+def test_another_method_is_told_which_are_allowed(served: Served, method: str, path: str, allowed: str) -> None:
+    answer = httpx.request(method, f"{served.root}{path}", timeout=HANG)
+    assert answer.status_code == 405 and answer.headers["allow"] == allowed
+
+
+def test_a_plain_request_for_the_websocket_is_told_to_upgrade(served: Served) -> None:
+    answer = httpx.get(f"{served.root}/v1/verify", timeout=HANG)
+    if served.kind == "verifier":
+        assert answer.status_code == 426 and answer.headers["upgrade"] == "websocket"
+    else:
+        assert answer.status_code == 404
+
+
+def packed(served: Served, body: bytes, coding: str = "gzip") -> httpx.Response:
+    headers = {"Content-Type": "application/json", "Content-Encoding": coding}
+    return httpx.post(f"{served.url}/chat/completions", content=body, headers=headers, timeout=HANG)
+
+
+@pytest.mark.parametrize("coding", ["gzip", "GZIP", "x-gzip"])
+def test_a_body_in_gzip_is_read(served: Served, coding: str) -> None:
+    body = json.dumps(served.body()).encode()
+    plain = httpx.post(f"{served.url}/chat/completions", content=body, timeout=HANG)
+    answer = packed(served, gzip.compress(body), coding)
+    assert answer.status_code == 200 and answer.json()["choices"] == plain.json()["choices"]
+    assert packed(served, body, "identity").status_code == 200
+
+
+def test_a_bad_body_in_gzip_is_refused(served: Served) -> None:
+    body = gzip.compress(json.dumps(served.body()).encode())
+    cases = [
+        (b"{}", "gzip", 400),
+        (body[:-9], "gzip", 400),
+        (body + b"x", "gzip", 400),
+        (body + body, "gzip", 400),
+        (b"", "gzip", 400),
+        (gzip.compress(b" " * (64 << 20)), "gzip", 413),
+        (body, "br", 415),
+        (body, "gzip, gzip", 415),
+        (body, "deflate", 415),
+    ]
+    for content, coding, status in cases:
+        answer = packed(served, content, coding)
+        assert answer.status_code == status and answer.json()["error"]["message"], (coding, answer.text)
+        assert status != 415 or answer.headers["accept-encoding"] == "gzip"
+
+
+def test_a_byte_order_mark_is_no_fault(served: Served) -> None:
+    for body in (json.dumps(served.body()).encode("utf-8-sig"),):
+        assert packed(served, body, "identity").status_code == packed(served, gzip.compress(body)).status_code == 200
+    answer = packed(served, json.dumps(served.body()).encode("utf-16"), "identity")
+    assert answer.status_code == 400 and answer.json()["error"]["code"] == "invalid_json"
+
+
+#: what OpenAI's JavaScript client sends
+STAINLESS = "authorization,content-type,x-stainless-arch,x-stainless-lang,x-stainless-os,x-stainless-package-version,"
+STAINLESS += "x-stainless-retry-count,x-stainless-runtime,x-stainless-runtime-version,x-stainless-timeout,user-agent"
+
+
+@pytest.mark.parametrize("path", [*CALLS, "/v1/models"])
+def test_pages_that_use_openais_client_get_their_preflight(served: Served, path: str) -> None:
+    asks = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": STAINLESS}
+    allowed = httpx.options(f"{served.root}{path}", headers={"Origin": PAGE, **asks}, timeout=HANG)
+    names = {name.strip().lower() for name in allowed.headers["access-control-allow-headers"].split(",")}
+    assert allowed.status_code == 200 and names >= set(STAINLESS.split(","))
+    answer = httpx.post(f"{served.root}{path}", json={}, headers={"Origin": PAGE}, timeout=HANG)
+    exposed = {name.strip() for name in answer.headers["access-control-expose-headers"].split(",")}
+    assert exposed >= {"retry-after", "x-request-id", "x-outrider-ignored"}
+
+
+def test_a_kept_connection_outlives_the_pools_of_clients(
+    served: Served, folders: Folders, bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What bounds the headers of a request does not bound the wait for it; what has begun is bounded."""
+    assert http_protocol.KEEP_ALIVE > 90  # Go's
+    monkeypatch.setattr("outrider.cli.serve.HEAD_SECONDS", 0.3)
+    options = {"request_seconds": 0.3} if served.kind == "verifier" else {}
+    ask = b"GET /v1/models HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+    with serving(served.kind, folders, bundle, **options) as hasty, hasty.connect() as peer:
+        for _ in range(2):
+            peer.sendall(ask)
+            answer = b""
+            while not answer.endswith(b"]}"):
+                answer += peer.recv(65536)
+            assert answer.startswith(b"HTTP/1.1 200")
+            time.sleep(1)
+        peer.sendall(ask[:20])
+        assert said(peer) == b""
+        monkeypatch.setattr("outrider_core.http_protocol.KEEP_ALIVE", 0.3)
+        with hasty.connect() as idle:
+            idle.sendall(ask)
+            assert said(idle).startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize("scheme", ["Bearer", "bearer", "BEARER"])
+def test_the_scheme_of_a_token_has_no_case(folders: Folders, bundle: Bundle, scheme: str) -> None:
+    with serving("device", folders, bundle, key="secret") as served:
+        answer = httpx.get(f"{served.url}/models", headers={"Authorization": f"{scheme} secret"}, timeout=HANG)
+        assert answer.status_code == 200

@@ -10,11 +10,15 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -31,7 +35,7 @@ from outrider_core.protocol.sampling import Sampling
 from outrider_core.serving import bind
 from tests.cloud.drive import serve
 from tests.e2e.stack import MAX_NEW, PATIENCE, make_verifier, oracle
-from tests.waiting import HANG
+from tests.waiting import HANG, until
 
 Folders = tuple[Path, Path, Path]
 QUESTION = "w5 w9 w11"
@@ -308,6 +312,7 @@ def test_a_socket_that_asks_nothing_or_half_is_cut(
     bundle: Bundle, monkeypatch: pytest.MonkeyPatch, first: bytes, then: bytes
 ) -> None:
     monkeypatch.setattr("outrider.cli.serve.HEAD_SECONDS", 0.4)
+    monkeypatch.setattr("outrider_core.http_protocol.KEEP_ALIVE", 0.4)
 
     async def run() -> None:
         async with listening(bundle, None) as port:
@@ -418,6 +423,125 @@ def test_the_command_serves_and_ends_with_a_signal(folders: Folders, bundle: Bun
             assert b"Traceback" not in said
         finally:
             process.kill()
+
+
+@contextlib.contextmanager
+def command(bundle: Path, server: str, *flags: str) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+    """`outrider serve` as a process, and its URL."""
+    words = [sys.executable, "-m", "outrider", "serve", "--bundle", str(bundle), "--server", server, "--port", "0"]
+    environment = {**os.environ, "OUTRIDER_API_KEY": ""}
+    process = subprocess.Popen([*words, "--threads", "1", *flags], stderr=subprocess.PIPE, env=environment)
+    try:
+        assert process.stderr is not None
+        while b"http://" not in (line := process.stderr.readline()):
+            assert line, "it has ended"
+        yield process, line.decode().split()[-1]
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def answering(url: str) -> bool:
+    with contextlib.suppress(httpx.TransportError):
+        return bool(httpx.get(f"{url.removesuffix('/v1')}/healthz", timeout=HANG).json()["link"])
+    return False
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_ends_it_while_answers_wait(
+    folders: Folders, bundle: Bundle, number: signal.Signals, tmp_path: Path
+) -> None:
+    """One answer whose verifier says nothing, others behind it, one connection that is only kept."""
+    with ExitStack() as stack:
+        dumb = stack.enter_context(socket.create_server(("127.0.0.1", 0)))  # takes what is sent, and says nothing
+        address = f"127.0.0.1:{dumb.getsockname()[1]}"
+        process, url = stack.enter_context(command(folders[2], address, "--policy", "cloud-only"))
+        kept, pool = stack.enter_context(httpx.Client()), stack.enter_context(ThreadPoolExecutor(3))
+        while True:
+            with contextlib.suppress(httpx.TransportError):
+                kept.get(f"{url}/models", timeout=HANG)
+                break
+        ask = partial(httpx.post, f"{url}/chat/completions", json=request(bundle), timeout=HANG)
+        asked = [pool.submit(ask) for _ in range(3)]
+        time.sleep(1)  # they may be there by now; what follows holds in any case
+        process.send_signal(number)
+        answers = [each.exception() or each.result() for each in asked]
+        assert process.wait(HANG) == 0
+        assert all(isinstance(each, httpx.TransportError) or each.status_code == 503 for each in answers)
+        assert process.stderr is not None and b"Traceback" not in process.stderr.read()
+
+
+def test_a_second_signal_ends_it_at_once(folders: Folders, bundle: Bundle) -> None:
+    with ExitStack() as stack:
+        dumb = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        address = f"127.0.0.1:{dumb.getsockname()[1]}"
+        process, url = stack.enter_context(command(folders[2], address, "--policy", "cloud-only"))
+        place = urlsplit(url)
+        assert until(lambda: socket.create_connection((place.hostname, place.port)).close() is None)
+        peer = stack.enter_context(socket.create_connection((place.hostname, place.port), timeout=HANG))
+        body = json.dumps(request(bundle)).encode()
+        peer.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: %d\r\n\r\n" % len(body))
+        peer.sendall(body)
+        time.sleep(1)
+        process.send_signal(signal.SIGTERM)
+        time.sleep(0.2)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(HANG) in (0, 128 + signal.SIGTERM)
+
+
+def test_the_verifier_is_told_when_it_ends(folders: Folders, bundle: Bundle) -> None:
+    verifier = make_verifier(folders)
+    with serve(verifier) as address, command(folders[2], address) as (process, url):
+        assert until(lambda: answering(url))
+        answer = httpx.post(f"{url}/chat/completions", json=request(bundle), timeout=HANG)
+        assert answer.status_code == 200 and len(verifier.sessions) == 1
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(HANG) == 0
+        assert until(lambda: len(verifier.sessions) == 0)
+
+
+def test_a_long_conversation_is_fitted_beside_the_event_loop(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While one is, the endpoint answers others; who hangs up meanwhile leaves no trace."""
+
+    async def run() -> None:
+        begun, goes_on = threading.Event(), threading.Event()
+        fit = EdgeRuntime.fit_messages
+
+        def slowly(*arguments: Any, **options: Any) -> Any:
+            begun.set()
+            assert goes_on.wait(HANG)
+            return fit(*arguments, **options)
+
+        monkeypatch.setattr(EdgeRuntime, "fit_messages", slowly)
+        async with listening(bundle, None) as port, httpx.AsyncClient(timeout=HANG) as client:
+            url = f"http://127.0.0.1:{port}/v1"
+            asked = [
+                asyncio.create_task(client.post(f"{url}/chat/completions", json=request(bundle))) for _ in range(2)
+            ]
+            assert await asyncio.to_thread(begun.wait, HANG)
+            assert (await client.get(f"{url}/models")).status_code == 200
+            asked[1].cancel()
+            goes_on.set()
+            assert (await asked[0]).status_code == 200
+            assert (await client.post(f"{url}/chat/completions", json=request(bundle))).status_code == 200
+
+    asyncio.run(run())
+
+
+def test_an_alias_is_served_and_listed(bundle: Bundle) -> None:
+    async def run() -> None:
+        async with client_of(bundle, None, aliases=["gpt-4o"]) as client:
+            assert [card["id"] for card in (await client.get("/models")).json()["data"]] == [
+                bundle.manifest.target,
+                "gpt-4o",
+            ]
+            assert (await client.get("/models/gpt-4o")).json()["id"] == "gpt-4o"
+            answer = await client.post("/chat/completions", json={**request(bundle), "model": "gpt-4o"})
+            assert answer.status_code == 200 and answer.json()["model"] == bundle.manifest.target
+            answer = await client.post("/chat/completions", json={**request(bundle), "model": "gpt-5"})
+            assert answer.status_code == 404
+
+    asyncio.run(run())
 
 
 def test_an_open_address_wants_a_key(folders: Folders) -> None:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import codecs
+import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from importlib.metadata import version
 from typing import Any, Protocol
 
 import msgspec
 from starlette.applications import Starlette
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
-from starlette.types import Lifespan, Receive, Scope, Send
+from starlette.types import ASGIApp, Lifespan, Receive, Scope, Send
 
 from outrider_core.chat.api.completions import parse_completion
 from outrider_core.chat.api.errors import ApiError
@@ -29,6 +33,8 @@ PARSERS: dict[str, Callable[[bytes], ApiRequest]] = {
     "/v1/completions": parse_completion,
     "/v1/responses": parse_response,
 }
+#: what answers a plain request
+Answering = Callable[[Request], Awaitable[Response]]
 MAX_BODY = 1 << 20
 BODY_SECONDS = 30.0
 #: for so long may a stream wait for its first token, so that a refusal has a status of its own
@@ -55,9 +61,10 @@ class Completion(Protocol):
 
 
 class Backend(Protocol):
-    """What answers requests. model: the name it is served by."""
+    """What answers requests. model: the name it is served by. aliases: further names under which it may be asked."""
 
     model: str
+    aliases: Sequence[str]
 
     def admit(self, request: HTTPConnection) -> object:
         """Raise ApiError where the client may not ask."""
@@ -72,24 +79,35 @@ class ClientGone(Exception):
 
 def api_routes(backend: Backend) -> list[Route]:
     """Return the routes of all calls, answered by `backend`."""
-    card = model_card(backend.model)
+    cards = {name: model_card(name) for name in (backend.model, *backend.aliases)}
 
     async def models(request: Request) -> Response:
         backend.admit(request)
-        return _json(model_list(card))
+        return _json(model_list(cards.values()))
 
     async def model(request: Request) -> Response:
         backend.admit(request)
         name = request.path_params["name"]
-        if name:
-            check_model(name, backend.model)
-        return _json(card if name else model_list(card))
+        check_model(name, cards)
+        return _json(cards[name])
 
     return [
         *(Route(path, _Call(backend, parsed), methods=["POST"]) for path, parsed in PARSERS.items()),
         Route("/v1/models", models),
         Route("/v1/models/{name:path}", model),
     ]
+
+
+def probe_routes(
+    alive: Callable[[Request], Awaitable[Response]], ready: Callable[[Request], Awaitable[Response]]
+) -> list[Route]:
+    """Return what orchestrators ask, also under the names that other servers have for it."""
+
+    async def told(_: Request) -> Response:
+        return _json({"version": version("outrider")})
+
+    probes = {"/healthz": alive, "/livez": alive, "/ping": alive, "/readyz": ready, "/health": ready, "/version": told}
+    return [Route(path, probe) for path, probe in probes.items()]
 
 
 def api_app(
@@ -105,7 +123,7 @@ def api_app(
         expose_headers=["retry-after", "x-request-id", IGNORED],
     )
     app = Starlette(
-        middleware=[cors] if origins else [],
+        middleware=[*([cors] if origins else []), Middleware(_Slashless)],
         routes=routes,
         lifespan=lifespan,
         exception_handlers={404: _no_such_route, 405: _no_such_route, ApiError: _refused},
@@ -118,8 +136,10 @@ async def _no_such_route(request: HTTPConnection, error: Exception) -> Response:
     status = error.status_code if isinstance(error, HTTPException) else 404
     text = f"{request.scope.get('method', 'GET')} {request.url.path} is not served here; "
     text += f"there are POST {', '.join(PARSERS)} and GET /v1/models"
-    code = "method_not_allowed" if status == 405 else "unknown_url"
-    return await _refused(request, ApiError(status, text, code=code))
+    refusal = ApiError(status, text, code="method_not_allowed" if status == 405 else "unknown_url")
+    if isinstance(error, HTTPException) and error.headers:  # Allow, which a 405 must have
+        refusal.headers |= {name: ", ".join(sorted(value.split(", "))) for name, value in error.headers.items()}
+    return await _refused(request, refusal)
 
 
 async def _refused(_: HTTPConnection, error: Exception) -> Response:
@@ -131,6 +151,18 @@ def _json(value: Any, status: int = 200, headers: dict[str, str] | None = None) 
     return Response(msgspec.json.encode(value), status, headers, "application/json")
 
 
+class _Slashless:
+    """Serves a path with slashes behind it as without: a redirect would name a scheme, and a body be sent twice."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and (shorter := scope["path"].rstrip("/")):
+            scope = {**scope, "path": shorter}
+        await self._app(scope, receive, send)
+
+
 class _Call:
     """One of the calls, as an ASGI app."""
 
@@ -140,9 +172,9 @@ class _Call:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         completion = self._backend.begin(HTTPConnection(scope))
         try:
-            body = await _read_body(receive)
+            body = _plain(await _read_body(receive), Headers(scope=scope).get("content-encoding", "identity"))
             asked = self._parsed(body)
-            check_model(asked.model, self._backend.model)
+            check_model(asked.model, (self._backend.model, *self._backend.aliases))
             await _unless_gone(_reply(completion, asked, len(body), scope, receive, send), receive)
         except ClientGone:
             pass
@@ -195,13 +227,40 @@ async def _read_body(receive: Receive) -> bytes:
                     raise ClientGone
                 body += message.get("body", b"")
                 if len(body) > MAX_BODY:
-                    text = f"the body is larger than {MAX_BODY} bytes; send less"
-                    raise ApiError(413, text, code="request_too_large")
+                    raise _too_large()
                 if not message.get("more_body"):
                     return bytes(body)
     except TimeoutError:
         text = f"the body did not arrive within {BODY_SECONDS:.0f} s"
         raise ApiError(408, text, code="request_timeout") from None
+
+
+def _plain(body: bytes, coding: str) -> bytes:
+    """Return a body as text in UTF-8, of at most MAX_BODY bytes: unpacked, and without a byte order mark.
+
+    Raises ApiError 413 if it is larger, 415 if it is packed in another way, 400 if it cannot be unpacked.
+    """
+    if coding.lower() in ("gzip", "x-gzip"):
+        unpacking = zlib.decompressobj(wbits=31)
+        try:
+            body = unpacking.decompress(body, MAX_BODY + 1)
+        except zlib.error as error:
+            raise ApiError(400, f"the body is not gzip: {error}", code="invalid_gzip") from None
+        if len(body) > MAX_BODY:
+            raise _too_large()
+        if not unpacking.eof or unpacking.unused_data:
+            raise ApiError(400, "the body is not one whole gzip member", code="invalid_gzip")
+    elif coding.lower() != "identity":
+        refusal = ApiError(
+            415, f"content-encoding {coding} is not taken; send gzip or none", code="unsupported_encoding"
+        )
+        refusal.headers["accept-encoding"] = "gzip"
+        raise refusal
+    return body.removeprefix(codecs.BOM_UTF8)
+
+
+def _too_large() -> ApiError:
+    return ApiError(413, f"the body is larger than {MAX_BODY} bytes; send less", code="request_too_large")
 
 
 async def begun(parts: AnswerParts) -> AnswerParts:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Annotated, Any, ClassVar, Protocol, TypeVar
 
@@ -249,7 +249,9 @@ def param_of(message: str) -> str | None:
     return ".".join(names) or None
 
 
-def check_model(name: str, served: str) -> None:
-    """Raise ApiError unless `name` is what is served here."""
-    if name != served:
-        raise ApiError(404, f"model {name!r} is not served here; use {served!r}", "model", code="model_not_found")
+def check_model(name: str, served: Collection[str]) -> None:
+    """Raise ApiError unless `name` is one that is served here."""
+    if name not in served:
+        raise ApiError(
+            404, f"model {name!r} is not served here; use {next(iter(served))!r}", "model", "model_not_found"
+        )

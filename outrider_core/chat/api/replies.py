@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol
@@ -305,6 +305,6 @@ def model_card(name: str) -> dict[str, Any]:
     return {"id": name, "object": "model", "created": int(time.time()), "owned_by": "outrider"}
 
 
-def model_list(card: Mapping[str, Any]) -> dict[str, Any]:
-    """The reply of `/v1/models` where one model is served."""
-    return {"object": "list", "data": [card]}
+def model_list(cards: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """The reply of `/v1/models`."""
+    return {"object": "list", "data": list(cards)}
