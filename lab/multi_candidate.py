@@ -46,7 +46,9 @@ class RuleEngine(TargetEngine):
     rule: Accept | None = None
     logits = torch.empty(0)  # of the last step
 
-    def accept(self, segments: Sequence[Segment], logits: Logits | None) -> list[AcceptedPath | None]:
+    def accept(
+        self, segments: Sequence[Segment], logits: Logits | None, until: float = 0.0
+    ) -> list[AcceptedPath | None]:
         """See TargetEngine.accept. A rule judges one tree at a time."""
         if isinstance(logits, TorchLogits):
             self.logits = logits.values

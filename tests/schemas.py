@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from typing import Any
+from urllib.parse import quote
 
 from hypothesis import strategies as st
 
@@ -146,3 +148,198 @@ class WideSchemas:
 
     def _reference(self, depth: int) -> dict[str, Any]:
         return {"$ref": self._rng.choice(("#/$defs/d", "#/$defs/Größe", "#/$defs/Gr%C3%B6%C3%9Fe", "#"))}
+
+
+_TEXT: dict[str, Any] = {"type": "string", "maxLength": 8}
+_COUNT: dict[str, Any] = {"type": "integer", "minimum": 0, "maximum": 999}
+#: what apps ask for, as fields
+_THINGS: dict[str, dict[str, dict[str, Any]]] = {
+    "person": {
+        "name": _TEXT,
+        "age": {"type": "integer", "minimum": 0, "maximum": 150},
+        "email": {"type": "string", "format": "email"},
+    },
+    "place": {
+        "city": _TEXT,
+        "country": {"type": "string", "pattern": "^[A-Z]{2}$"},
+        "lat": {"type": "number", "minimum": -90, "maximum": 90},
+    },
+    "event": {"title": _TEXT, "start": {"type": "string", "format": "date-time"}, "all_day": {"type": "boolean"}},
+    "invoice": {
+        "number": {"type": "string", "pattern": r"^INV-\d{4,6}$"},
+        "due": {"type": "string", "format": "date"},
+        "total": {"type": "number", "exclusiveMinimum": 0},
+    },
+    "weather": {
+        "location": _TEXT,
+        "unit": {"enum": ["celsius", "fahrenheit"]},
+        "days": {"type": "integer", "minimum": 1, "maximum": 7},
+    },
+    "search": {
+        "query": {"type": "string", "minLength": 1, "maxLength": 9},
+        "limit": {"type": "integer", "default": 10, "minimum": 1, "maximum": 100},
+        "tags": {"type": "array", "items": _TEXT, "maxItems": 2},
+    },
+    "file": {"path": _TEXT, "mode": {"type": "string", "enum": ["r", "w", "a"]}, "size": _COUNT},
+    "command": {
+        "argv": {"type": "array", "items": _TEXT, "minItems": 1, "maxItems": 2},
+        "cwd": {"type": ["string", "null"], "maxLength": 5},
+        "timeout": {"type": "number", "exclusiveMinimum": 0, "maximum": 600},
+    },
+    "review": {"stars": {"type": "integer", "minimum": 1, "maximum": 5}, "text": _TEXT, "language": {"const": "en"}},
+    "user": {
+        "id": {"type": "string", "format": "uuid"},
+        "login": {"type": "string", "pattern": "^[a-z][a-z0-9_]{0,7}$"},
+        "roles": {"type": "array", "items": {"enum": ["admin", "dev", "guest"]}, "maxItems": 2},
+    },
+    "host": {
+        "name": {"type": "string", "format": "hostname", "maxLength": 12},
+        "ip": {"type": "string", "format": "ipv4"},
+        "port": {"type": "integer", "minimum": 1, "maximum": 65535},
+    },
+    "letters": {
+        "given": {"type": "string", "pattern": r"^[\p{L}\p{N}_ .()-]+$", "maxLength": 6},
+        "family": {"type": "string", "pattern": r"^\p{L}+$", "maxLength": 6},
+        "nick": _TEXT,
+    },
+    "colour": {
+        "hex": {"type": "string", "pattern": "^#[0-9a-f]{6}$"},
+        "alpha": {"type": "number", "minimum": 0, "maximum": 1},
+        "name": {"enum": ["red", "grün", "青"]},
+    },
+    "money": {
+        "currency": {"type": "string", "pattern": "^[A-Z]{3}$"},
+        "amount": {"type": "number", "multipleOf": 0.5, "minimum": 0, "maximum": 99},
+        "paid": {"type": "boolean"},
+    },
+    "point": {
+        "type": {"const": "Point"},
+        "coordinates": {
+            "type": "array",
+            "prefixItems": [{"type": "number"}, {"type": "number"}],
+            "items": False,
+            "minItems": 2,
+        },
+        "bbox": {"type": "null"},
+    },
+    "flags": {"a": {"type": "boolean"}, "b": {"type": "boolean"}, "c": {"enum": [True, None, 0, "x"]}},
+    "step": {
+        "thought": _TEXT,
+        "action": {"enum": ["think", "act", "stop"]},
+        "score": {"type": "number", "minimum": 0, "exclusiveMaximum": 1},
+    },
+    "book": {
+        "isbn": {"type": "string", "pattern": r"^\d{3}-\d{10}$"},
+        "year": {"type": "integer", "minimum": 1450, "maximum": 2100},
+        "pages": _COUNT,
+    },
+    "clock": {"at": {"type": "string", "format": "time"}, "every": {"enum": ["1h", "1d"]}, "zone": _TEXT},
+    "schema ü": {"größe": _COUNT, "a/b": _TEXT, "c~d": {"type": "boolean"}},
+}
+
+
+def everyday() -> Iterator[dict[str, Any]]:
+    """Schemas of the kinds that pydantic, zod, function calls, OpenAPI and configuration files bring."""
+    for name, fields in _THINGS.items():
+        names = list(fields)
+        closed = {"type": "object", "properties": fields, "required": names, "additionalProperties": False}
+        some = {**closed, "required": names[:1]}
+        tagged = [
+            {
+                "type": "object",
+                "properties": {"kind": {"const": key}, key: value},
+                "required": ["kind", key],
+                "additionalProperties": False,
+            }
+            for key, value in fields.items()
+        ]
+        nullable = {
+            key: {"anyOf": [value, {"type": "null"}], "default": None, "title": key} for key, value in fields.items()
+        }
+        yield closed
+        yield {
+            "$schema": "http://json-schema.org/draft-07/schema#",
+            "title": name,
+            "definitions": {name: some},
+            "type": "array",
+            "items": {"$ref": f"#/definitions/{quote(name)}"},
+            "maxItems": 2,
+        }
+        yield {
+            "$defs": {name: {**closed, "title": name}},
+            "type": "object",
+            "properties": {
+                "item": {"$ref": f"#/$defs/{name}"},
+                "more": {"anyOf": [{"$ref": f"#/$defs/{name}"}, {"type": "null"}]},
+            },
+            "required": ["item"],
+            "additionalProperties": False,
+        }
+        yield {"type": "object", "properties": nullable, "title": name, "additionalProperties": False}
+        yield {"anyOf": tagged}
+        yield {"oneOf": tagged}
+        yield {
+            "type": "object",
+            "patternProperties": {"^[a-z]{1,2}$": fields[names[0]]},
+            "additionalProperties": False,
+            "maxProperties": 2,
+        }
+        yield {"type": "object", "additionalProperties": fields[names[1]], "maxProperties": 2}
+        yield {
+            "type": "object",
+            "allOf": [
+                {"properties": {names[0]: fields[names[0]]}, "required": names[:1]},
+                {"properties": {names[1]: fields[names[1]]}, "required": names[1:2]},
+            ],
+            "maxProperties": 2,
+        }
+        yield {
+            "type": "object",
+            "properties": {**fields, "children": {"type": "array", "items": {"$ref": "#"}, "maxItems": 1}},
+            "required": names[:1],
+            "additionalProperties": False,
+        }
+        yield {
+            "type": "object",
+            "properties": fields,
+            "required": names,
+            "patternProperties": {f"^{names[0]}$": True},
+            "additionalProperties": False,
+        }
+        yield {
+            "type": "object",
+            "properties": {
+                "status": {"enum": ["ok", "error"]},
+                "data": {
+                    "type": ["object", "null"],
+                    "properties": fields,
+                    "required": names,
+                    "additionalProperties": False,
+                },
+            },
+            "required": ["status", "data"],
+            "additionalProperties": False,
+        }
+        yield {"type": "array", "items": some, "minItems": 1, "maxItems": 2, "uniqueItems": name in ("user", "file")}
+        yield {
+            "type": "object",
+            "properties": fields,
+            "additionalProperties": {"type": "string", "maxLength": 3},
+            "required": names,
+            "maxProperties": 4,
+        }
+        yield {
+            "type": "object",
+            "properties": fields,
+            "required": names,
+            "additionalProperties": False,
+            "nullable": True,
+            "x-order": names,
+            "examples": [{}],
+            "description": "a thing",
+            "deprecated": False,
+        }
+        if name in ("search", "host", "step"):
+            yield {**closed, "if": {"properties": {names[0]: {"const": "x"}}}, "then": {"required": names}}
+            yield {**closed, "not": {"required": names[:1]}}
+            yield {**closed, "dependentRequired": {names[0]: names[1:2]}}

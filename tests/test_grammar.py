@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
+import re
 import time
 from collections.abc import Iterator
+from decimal import Decimal
 from typing import Any
 
 import jsonschema
@@ -295,10 +298,33 @@ BOUNDS = [
     ({"exclusiveMinimum": 0}, ["0.001", "2"], ["0", "0.0", "-0", "0." + "0" * 340 + "1"]),
     ({"exclusiveMinimum": 1, "maximum": 3}, ["1.5", "3"], ["1.00000000000000000001", "1"]),
     ({"minimum": 0.2, "exclusiveMaximum": 0.3}, ["0.2", "0.29"], ["0.3", "0.29999999999999999999"]),
+    ({"exclusiveMinimum": 1, "maximum": 1.5}, ["1.5", "1.25", "1.000001"], ["1", "1.0", "1.000000"]),
+    ({"exclusiveMinimum": 0, "exclusiveMaximum": 0.5}, ["0.25", "0.4"], ["0", "-0", "0.0", "0.5"]),
+    ({"minimum": -1.5, "exclusiveMaximum": -1}, ["-1.5", "-1.25"], ["-1", "-1.0"]),
+    ({"exclusiveMinimum": 0, "maximum": 0.5, "multipleOf": 0.1}, ["0.5", "0.1"], ["0", "0.0", "0.25"]),
+    ({"exclusiveMinimum": -0.5, "exclusiveMaximum": 0}, ["-0.25", "-0.4"], ["0", "-0", "-0.0", "-0.5"]),
     ({"minimum": 1, "exclusiveMinimum": True}, ["1.5"], ["1", "1.00000000000000000001"]),
     ({"exclusiveMaximum": -1.5}, ["-1.6"], ["-1.5", "-1.50000000000000000000001"]),
     ({"exclusiveMaximum": 1e6}, ["999999", "0.25"], ["1000000", "999999.9999999"]),
 ]  # fmt: skip
+
+
+def test_bounds_hold_at_their_ends() -> None:
+    values = ("-1.5", "-1", "-0.2", "0", "0.25", "0.5", "1", "1.5")
+    texts = [
+        value + tail for value in (*values, "0.9", "9", "11", "-0", "100") for tail in ("", ".0", ".5", "0", "5", "9")
+    ]
+    texts = sorted(text for text in texts if re.fullmatch(r"-?(0|[1-9]\d*)(\.\d+)?", text))
+    for low, high in itertools.combinations(values, 2):
+        for kinds in itertools.product(("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")):
+            schema = {"type": "number", kinds[0]: float(low), kinds[1]: float(high)}
+            grammar = GRAMMARS.compile(of(schema))
+            for text in texts:
+                if ends_with(grammar, text):
+                    value, ends = Decimal(text), (Decimal(low), Decimal(high))
+                    assert ends[0] <= value <= ends[1], (schema, text)
+                    assert kinds[0] == "minimum" or value > ends[0], (schema, text)
+                    assert kinds[1] == "maximum" or value < ends[1], (schema, text)
 
 
 @pytest.mark.parametrize(("bounds", "right", "wrong"), BOUNDS, ids=[str(bounds) for bounds, _, _ in BOUNDS])

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from enum import Enum
+from typing import NamedTuple, cast
 
-from outrider_core.protocol.constraint import Adjustment, Rules
+from cloud.engine.masks import FollowedRules
+from outrider_core.protocol.constraint import Adjustment
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.tree import ROOT, TokenTree
 from outrider_core.protocol.wire import FINISH_EOS, FINISH_LENGTH, FINISH_NONE
@@ -18,6 +21,15 @@ NO_TOKEN = -1
 Draw = Callable[[Sequence[int], Sequence[Sampling], Sequence[int], Sequence[Adjustment | None]], list[int]]
 #: ids and natural log probabilities of a drawn token and of the likeliest in its place, before any sampling parameter
 Chances = Sequence[tuple[int, float]]
+
+
+class Late(Enum):
+    """What rules change is not known in time."""
+
+    LATE = "late"
+
+
+LATE = Late.LATE
 
 
 class AcceptedPath(NamedTuple):
@@ -43,48 +55,63 @@ class RootedTree:
     """A tree under verification.
 
     committed: number of tokens up to and including the root. row: index of the root's logits; node i's are row + 1 + i.
-    rules: the answer's, at the root; they follow the walk.
+    rules: the answer's, which follow the walk; text: the tokens up to and including the root, where there are rules.
     """
 
     tree: TokenTree
     sampling: Sampling
     committed: int
     row: int
-    rules: Rules | None = None
+    rules: FollowedRules | None = None
+    text: Sequence[int] = ()
 
 
 def accept_paths(
-    draw: Draw, drafts: Sequence[RootedTree], eos_ids: Container[int], max_context: int
-) -> list[AcceptedPath]:
+    draw: Draw, drafts: Sequence[RootedTree], eos_ids: Container[int], max_context: int, until: float = math.inf
+) -> list[AcceptedPath | None]:
     """Descend each tree from its root while the drawn token is a child; the first draw that is not is the bonus token.
 
     All trees descend together, one call of `draw` per level, and only visited rows are drawn from. An end-of-answer
-    token is always the bonus token, and so is the one that makes the committed sequence `max_context` long.
+    token is always the bonus token, and so is the one that makes the committed sequence `max_context` long. Where what
+    rules change is not known by `until` (time.monotonic()), a path ends with the token before; at its root it is None.
     """
     paths: list[list[int]] = [[] for _ in drafts]
-    ends: dict[int, tuple[int, int]] = {}
+    ends: dict[int, tuple[int, int] | None] = {}
     active = list(range(len(drafts)))
     while active:
+        adjustments = [_adjustment(drafts[index], paths[index], until) for index in active]
+        for index, adjustment in zip(active, adjustments, strict=True):
+            if adjustment is LATE:
+                ends[index] = (drafts[index].tree.tokens[paths[index].pop()], FINISH_NONE) if paths[index] else None
+        known = [each is not LATE for each in adjustments]
+        active = [index for index, there in zip(active, known, strict=True) if there]
+        adjustments = [each for each, there in zip(adjustments, known, strict=True) if there]
         nodes = [paths[index][-1] if paths[index] else ROOT for index in active]
         positions = [drafts[index].committed + len(paths[index]) for index in active]
         rows = [drafts[index].row + 1 + node for index, node in zip(active, nodes, strict=True)]
-        rules = [drafts[index].rules for index in active]
-        adjustments = [each.adjustment() if each else None for each in rules]
-        tokens = draw(rows, [drafts[index].sampling for index in active], positions, adjustments)
-        for each, token in zip(rules, tokens, strict=True):
-            if each and token != NO_TOKEN:
-                each.advance(token)
+        samplings = [drafts[index].sampling for index in active]
+        tokens = draw(rows, samplings, positions, cast("list[Adjustment | None]", adjustments)) if active else []
         descending = list[int]()
         for index, node, position, token in zip(active, nodes, positions, tokens, strict=True):
-            child = drafts[index].tree.child(node, token)
+            draft, child = drafts[index], drafts[index].tree.child(node, token)
             if token in eos_ids:
                 ends[index] = token, FINISH_EOS
             elif position + 1 >= max_context:
                 ends[index] = token, FINISH_LENGTH
-            elif child is None:
-                ends[index] = token, FINISH_NONE
             else:
-                paths[index].append(child)
-                descending.append(index)
+                if draft.rules and token != NO_TOKEN:  # for the next level, or the next step
+                    draft.rules.begin([*draft.text, *(draft.tree.tokens[each] for each in paths[index]), token])
+                if child is None:
+                    ends[index] = token, FINISH_NONE
+                else:
+                    paths[index].append(child)
+                    descending.append(index)
         active = descending
-    return [AcceptedPath(path, *ends[index]) for index, path in enumerate(paths)]
+    return [AcceptedPath(path, *end) if (end := ends[index]) else None for index, path in enumerate(paths)]
+
+
+def _adjustment(draft: RootedTree, path: Sequence[int], until: float) -> Adjustment | Late | None:
+    """What the draw behind a path changes; None where there are no rules."""
+    if draft.rules is None:
+        return None
+    return draft.rules.take([*draft.text, *(draft.tree.tokens[node] for node in path)], until) or LATE

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
+from enum import Enum
 from queue import Empty, SimpleQueue
 
 from cloud.engine.engine import TargetEngine
@@ -34,6 +35,15 @@ MAX_STEP_FAILURES = 10
 MAX_STEP_SECONDS = 120.0
 
 
+class Made(Enum):
+    """Put into the queue where a mask is there that a session has waited for outside of steps."""
+
+    MADE = "made"
+
+
+MADE = Made.MADE
+
+
 class Batcher:
     """Owns the engine, the pool and the sessions: once it is started, only its thread touches them."""
 
@@ -53,7 +63,9 @@ class Batcher:
         self._failures = 0
         self._broken: str | None = None
         self._retiming = Retiming(engine.runner, engine.pool, scheduler.budget)
-        self._queue: SimpleQueue[EngineRequest | None] = SimpleQueue()
+        self._queue: SimpleQueue[EngineRequest | Made | None] = SimpleQueue()
+        self._held = False  # whether all that waits waits for masks
+        engine.masks.woken = lambda: self._queue.put(MADE)
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     def start(self) -> None:
@@ -111,19 +123,22 @@ class Batcher:
     def _take(self) -> bool:
         """Admit every request that waits; with nothing to do, sleep. Returns False when the thread is to end."""
         try:
-            if self.requests:
+            if self.requests and not self._held:
                 return self._admit_queued()
             request = self._queue.get(timeout=IDLE_SECONDS)
             self.watchdog.start()
             if request is None:
                 return False
+            if request is MADE:
+                return self._admit_queued()
             self.requests.admit(request)
             until = time.monotonic() + IDLE_WINDOW if len(self._store) > 1 else 0.0
             while (left := until - time.monotonic()) > 0:
                 request = self._queue.get(timeout=left)
                 if request is None:
                     return False
-                self.requests.admit(request)
+                if request is not MADE:
+                    self.requests.admit(request)
         except Empty:
             pass
         return self._admit_queued()
@@ -132,7 +147,8 @@ class Batcher:
         """Admit what is queued now, without waiting. Returns False when the thread is to end."""
         try:
             while (request := self._queue.get_nowait()) is not None:
-                self.requests.admit(request)
+                if request is not MADE:
+                    self.requests.admit(request)
         except Empty:
             return True
         return False
@@ -141,7 +157,10 @@ class Batcher:
         """Schedule, run, settle. Only for the engine thread, or in its place if it was never started."""
         segments: list[Segment] = []
         try:
-            segments = self.scheduler.schedule(self.requests.waiting())
+            waiting = self.requests.waiting()
+            free = [session for session in waiting if session.followed is None or not session.followed.held]
+            self._held = bool(waiting) and not free
+            segments = self.scheduler.schedule(free)
             if not segments:
                 return
             self.watchdog.start(self.scheduler.pace.longest(sum(map(len, segments))))
@@ -165,8 +184,8 @@ class Batcher:
             assert session.round is not None
             session.round.token_by_token = True
         for session in outcome.stuck:
-            assert session.rules is not None
-            self.requests.fail([session], session.rules.broken, ERR_BOUNDS)
+            assert session.followed is not None
+            self.requests.fail([session], session.followed.broken, ERR_BOUNDS)
         if outcome.unusable:
             self._fail_numbers(outcome.unusable)
         if outcome.wasted:

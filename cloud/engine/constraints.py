@@ -1,7 +1,8 @@
-"""Makes the rules of constrained answers, in a thread of its own: a large schema holds up its sender alone."""
+"""Makes the rules of constrained answers, in threads of their own: a large schema holds up its sender alone."""
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -20,7 +21,6 @@ from outrider_core.chat.grammar import (
 )
 from outrider_core.chat.tokenizer import ChatTokenizer
 from outrider_core.protocol.constraint import (
-    GRAMMAR_NONE,
     GRAMMAR_TOOLS,
     OBEYS_BIAS,
     OBEYS_JSON,
@@ -31,6 +31,8 @@ from outrider_core.protocol.constraint import (
 
 #: accounts that have compiled grammars kept
 ACCOUNTS = 64
+#: accounts whose grammars are compiled at once
+THREADS = 4
 
 
 class ConstraintDesk:
@@ -45,7 +47,7 @@ class ConstraintDesk:
         self._tokenizer: ChatTokenizer | None = None
         self._grammars: Grammars | None = None  # takes memory, so it is opened for the first answer that wants one
         self._compiled: OrderedDict[str, CompiledGrammars] = OrderedDict()
-        self._worker = FairWorker("constraints")
+        self._worker, self._lock = FairWorker("constraints", THREADS), threading.Lock()
 
     def open(self, tokenizer: ChatTokenizer | None) -> None:
         """Offer grammars too, where there is a tokenizer and the installed packages allow it."""
@@ -96,7 +98,16 @@ class ConstraintDesk:
 
     def _grammar(self, account: str, constraint: Constraint) -> Grammar:
         """Compiled, or as it was compiled for this account before."""
-        assert self._tokenizer is not None and constraint.grammar != GRAMMAR_NONE
+        with self._lock:
+            grammars = self._opened()
+            mine = self._compiled.setdefault(account, CompiledGrammars())
+            self._compiled.move_to_end(account)
+            while len(self._compiled) > ACCOUNTS:
+                self._compiled.popitem(last=False)
+        return mine.get(grammars, constraint.schema, constraint.grammar == GRAMMAR_TOOLS)
+
+    def _opened(self) -> Grammars:
+        assert self._tokenizer is not None
         if self._grammars is None:
             try:
                 self._grammars = open_grammars(self._tokenizer.tokenizer, self._vocab_size, self._eos_ids)
@@ -104,9 +115,4 @@ class ConstraintDesk:
                 self.obeys = OBEYS_BIAS
                 log.error("no structured output here", why=str(error))
                 raise GrammarError(f"this verifier offers no structured output: {error}") from None
-        mine = self._compiled.setdefault(account, CompiledGrammars())
-        self._compiled.move_to_end(account)
-        grammar = mine.get(self._grammars, constraint.schema, constraint.grammar == GRAMMAR_TOOLS)
-        while len(self._compiled) > ACCOUNTS:
-            self._compiled.popitem(last=False)
-        return grammar
+        return self._grammars

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Iterable, Sequence
 
 from cloud.engine.acceptance import AcceptedPath, RootedTree, accept_paths
 from cloud.engine.kvpool import KVPool
+from cloud.engine.masks import STEP_SECONDS, FollowedRules, Masks
 from cloud.engine.runner import FeatureProducer, Logits, ModelRunner
 from cloud.engine.segment import Segment
+from cloud.engine.sessions import SessionRecord
 from outrider_core.protocol.rows import pack_rows
 
 
@@ -24,17 +28,26 @@ class TargetEngine:
     ) -> None:
         self.runner, self.pool, self.producer = runner, pool, producer
         self.eos_ids, self._max_context = frozenset(eos_ids), max_context
+        self.masks, self.mask_seconds = Masks(), STEP_SECONDS
 
     def step(self, segments: Sequence[Segment]) -> list[AcceptedPath | None]:
         """Run all segments, for which the pool must hold rows. Returns a path per segment, None for a prefill chunk.
 
         Sessions change only if everything succeeded: their tokens, feature rows and used pool rows grow. One whose path
-        has `failed` does not change.
+        has `failed` does not change. A segment whose constraint came too late counts as the prefill chunk in it.
         """
-        paths = self.accept(segments, self.forward(segments))
+        for segment in segments:
+            if segment.wanted and (rules := self.followed(segment.session)):
+                rules.begin(segment.session.tokens)  # while the target runs
+        logits = self.forward(segments)
+        paths = self.accept(segments, logits, time.monotonic() + self.mask_seconds)
         self._compact(segments, paths)
         used = [
-            each.past if path and path.failed else each.past + len(each.chain) + (len(path.accepted) if path else 0)
+            each.past + len(each.chain) - each.wanted
+            if path is None
+            else each.past
+            if path.failed
+            else each.past + len(each.chain) + len(path.accepted)
             for each, path in zip(segments, paths, strict=True)
         ]
         features = self._features(segments, used)
@@ -54,20 +67,29 @@ class TargetEngine:
         busy = [segment for segment in segments if len(segment)]
         return self.runner.forward(busy) if busy else None
 
-    def accept(self, segments: Sequence[Segment], logits: Logits | None) -> list[AcceptedPath | None]:
-        """What the target accepts of each segment's tree, None for a prefill chunk."""
+    def followed(self, session: SessionRecord) -> FollowedRules | None:
+        """The session's rules, as others follow them."""
+        if session.rules is None:
+            return None
+        if session.followed is None or session.followed.rules is not session.rules:
+            session.followed = FollowedRules(session.rules, session.account, self.masks)
+        return session.followed
+
+    def accept(
+        self, segments: Sequence[Segment], logits: Logits | None, until: float = math.inf
+    ) -> list[AcceptedPath | None]:
+        """What the target accepts of each segment's tree, None for a prefill chunk. until: see `accept_paths`."""
         if logits is None:
             return [None] * len(segments)
         drafts, tops, row = list[RootedTree](), list[int | None](), 0
         for segment in segments:
             if segment.wanted:
-                session = segment.session
-                if session.rules:
-                    session.rules.follow(session.tokens)
-                drafts.append(RootedTree(segment.tree, session.sampling, len(session.tokens), row, session.rules))
+                session, rules = segment.session, self.followed(segment.session)
+                text = session.tokens if rules else ()
+                drafts.append(RootedTree(segment.tree, session.sampling, len(session.tokens), row, rules, text))
                 tops.append(session.round.top if session.round else None)
                 row += 1 + len(segment.tree)
-        accepted = accept_paths(logits.draw, drafts, self.eos_ids, self._max_context)
+        accepted = accept_paths(logits.draw, drafts, self.eos_ids, self._max_context, until)
         paths = iter([_with_chances(logits, *each) for each in zip(drafts, accepted, tops, strict=True)])
         return [next(paths) if segment.wanted else None for segment in segments]
 
@@ -104,9 +126,9 @@ class TargetEngine:
         return packed
 
 
-def _with_chances(logits: Logits, draft: RootedTree, path: AcceptedPath, top: int | None) -> AcceptedPath:
+def _with_chances(logits: Logits, draft: RootedTree, path: AcceptedPath | None, top: int | None) -> AcceptedPath | None:
     """The path with the chances of its tokens, where they are asked for."""
-    if top is None or path.failed:
+    if top is None or path is None or path.failed:
         return path
     rows = [draft.row, *(draft.row + 1 + node for node in path.accepted)]
     tokens = [*(draft.tree.tokens[node] for node in path.accepted), path.bonus]

@@ -1,13 +1,15 @@
-"""One thread for work that would hold up the event loop, such as tokenizing, and the accounts in turns."""
+"""Threads for work that would hold up the event loop or the engine, such as tokenizing, and the accounts in turns."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -15,6 +17,8 @@ from outrider_core.targets.memory import give_back
 
 #: a call of so many seconds took memory that is worth giving back
 LONG_SECONDS = 0.1
+#: nice of threads that give way: each gets a tenth of what others get
+BEHIND = 10
 
 T = TypeVar("T")
 
@@ -40,28 +44,33 @@ class QueuedCall:
 
 
 class FairWorker:
-    """One thread (tokenizers are not safe for several) that takes one call of each account in turn.
+    """Threads that take one call of each account in turn, and never two of one account at once.
 
     An account that queues many long texts waits behind itself. How many it may queue is the caller's to bound. What
-    long texts took of the machine's memory is given back once none is waiting.
+    long texts took of the machine's memory is given back once none is waiting. threads: one, where what is called is
+    not safe for several accounts at once. behind: they give way to the process's other threads.
     """
 
-    def __init__(self, name: str) -> None:
-        self._executor = ThreadPoolExecutor(1, name)
+    def __init__(self, name: str, threads: int = 1, behind: bool = False) -> None:
+        self._executor = ThreadPoolExecutor(threads, name, _give_way if behind else None)
         self._lock = threading.Lock()
+        #: calls by account, behind the one under way; each account here has a turn to come
         self._waiting: dict[str, deque[QueuedCall]] = {}
         self._longest = 0.0  # seconds of a call since memory was given back
 
     def submit(self, account: str, call: Callable[[], T], cancelled: Callable[[], bool] = lambda: False) -> Future[T]:
         """Queue `call`, from any thread. It is skipped if its future, or the caller, is cancelled before its turn."""
         future: Future[T] = Future()
+        queued = QueuedCall(future, call, cancelled)
         with self._lock:
-            try:
-                self._executor.submit(self._take_turn)  # a turn for each call: none can be left behind
-            except RuntimeError:  # closed
-                future.cancel()
+            if account in self._waiting:
+                self._waiting[account].append(queued)
             else:
-                self._waiting.setdefault(account, deque()).append(QueuedCall(future, call, cancelled))
+                try:
+                    self._executor.submit(self._take_turn, account)
+                    self._waiting[account] = deque([queued])
+                except RuntimeError:  # closed
+                    future.cancel()
         return future
 
     async def run(self, account: str, call: Callable[[], T]) -> T:
@@ -69,7 +78,7 @@ class FairWorker:
         return await asyncio.wrap_future(self.submit(account, call))
 
     def close(self) -> None:
-        """End the thread after the call under way, and cancel all others."""
+        """End the threads after the calls under way, and cancel all others."""
         with self._lock:
             self._executor.shutdown(wait=False, cancel_futures=True)
             dropped = [each.future for queue in self._waiting.values() for each in queue]
@@ -77,20 +86,28 @@ class FairWorker:
         for future in dropped:
             future.cancel()
 
-    def _take_turn(self) -> None:
-        """Run one call of the account whose turn it is."""
+    def _take_turn(self, account: str) -> None:
+        """Run the account's next call; its turn comes again behind those of the others."""
         with self._lock:
-            if not self._waiting:  # closed
+            if account not in self._waiting:  # closed
                 return
-            account, queue = next(iter(self._waiting.items()))
-            call = queue.popleft()
+            call = self._waiting[account].popleft()
         began = time.monotonic()
         call.settle()
         self._longest = max(self._longest, time.monotonic() - began)
         with self._lock:
-            if queue := self._waiting.pop(account, deque()):
-                self._waiting[account] = queue  # behind the other accounts'
+            if self._waiting.get(account):
+                self._executor.submit(self._take_turn, account)
+            else:
+                self._waiting.pop(account, None)
             waiting = bool(self._waiting)
         if self._longest > LONG_SECONDS and not waiting:
             self._longest = 0.0
             give_back()
+
+
+def _give_way() -> None:
+    """The calling thread runs when the others leave it a processor, where the system knows threads for that."""
+    if hasattr(os, "setpriority"):
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), BEHIND)

@@ -53,7 +53,7 @@ class StepOutcome:
                 steps.append((segment, path))
             elif segment.tree and not session.is_drafted:
                 retried.append(session)
-            elif session.rules and session.rules.broken:
+            elif session.followed and session.followed.broken:
                 stuck.append(session)
             else:
                 unusable.append(session)

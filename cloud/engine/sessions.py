@@ -7,9 +7,11 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterator, Set
 from dataclasses import dataclass, replace
 from itertools import chain, count
+from typing import Any
 
 from cloud.engine.features import PackedRows
 from cloud.engine.kvpool import KVPool
+from cloud.engine.masks import FollowedRules
 from cloud.engine.request import EngineRequest
 from outrider_core.protocol.constraint import Rules
 from outrider_core.protocol.prefix import common_prefix
@@ -48,7 +50,8 @@ class SessionRecord:
 
     seq: number of the last VERIFY or GENERATE that has ended. Keys and values are in the pool under the session's id.
     rows_due: the first position whose row was not sent to the device yet. account: name of the account it belongs to.
-    rules: of its constraint. opening: an OPEN whose feature rows are due. round: a VERIFY or GENERATE to be answered.
+    rules: of its constraint; followed: the same, as the engine asks them. opening: an OPEN whose feature rows are due.
+    round: a VERIFY or GENERATE to be answered.
     """
 
     id: bytes
@@ -57,6 +60,7 @@ class SessionRecord:
     seq: int
     rows: PackedRows
     rules: Rules | None = None
+    followed: FollowedRules | None = None
     settled: SettledRound | None = None
     rows_due: int = 0
     account: str = ""
@@ -161,7 +165,8 @@ class SessionStore:
         self._pool.leave(session_id, name)
         session.rows.truncate(used)
         tokens = session.tokens[: used + 1]
-        self._ended[name] = replace(session, id=name, tokens=tokens, settled=None, rules=None, opening=None, round=None)
+        gone: dict[str, Any] = {"settled": None, "rules": None, "followed": None, "opening": None, "round": None}
+        self._ended[name] = replace(session, id=name, tokens=tokens, **gone)
         if len(self._ended) > self._max_sessions:
             oldest = _first_to_go(self._ended.values(), set())
             assert oldest is not None

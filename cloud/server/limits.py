@@ -86,7 +86,9 @@ class Bucket:
         return 0.0 if self._level > 0 else (1.0 - self._level) / self._rate
 
     def take(self, amount: float) -> None:
-        """Use `amount`, even into debt."""
+        """Use `amount`, even into debt. Raises ValueError on a negative one: nothing is given back."""
+        if amount < 0:
+            raise ValueError(f"a charge of {amount}")
         self._level -= amount
 
 

@@ -31,7 +31,7 @@ from outrider_core.chat.api.fields import ApiRequest, token_limit
 from outrider_core.chat.api.replies import Delta, Ending, ReplyWriter, TokenChance, TokenChances
 from outrider_core.chat.grammar import GrammarError
 from outrider_core.chat.tokenizer import ChatTokenizer
-from outrider_core.protocol.constraint import Rules
+from outrider_core.protocol.constraint import Constraint, Rules
 from outrider_core.protocol.ending import FinishReason
 from outrider_core.protocol.text import Detokeniser, StopStrings
 
@@ -102,9 +102,8 @@ class EngineBackend:
         except (TemplateError, ValueError, RecursionError) as error:
             raise ApiError(400, f"the chat template of {self.model} refuses this: {error}", "messages") from None
 
-    async def rules(self, account: Account, asked: ApiRequest, ids: list[int]) -> Rules | None:
+    async def rules(self, account: Account, constraint: Constraint | None, ids: list[int]) -> Rules | None:
         """Return rules of an answer to `ids`, or None where it has none. Raises ApiError on those it cannot obey."""
-        constraint = asked.constraint(len(ids), self.verifier.vocab_size)
         if constraint is None:
             return None
         field, desk = field_of(constraint), self.verifier.constraints
@@ -136,13 +135,15 @@ class EngineCompletion:
     async def prepare(self, asked: ApiRequest, size: int) -> ReplyWriter:
         """See Completion. Every choice reads the prompt anew, and is charged for it.
 
-        It is charged by its bytes before it is tokenised, however that ends.
+        It is charged by its bytes before it is tokenised, however that ends; a schema's are never given back.
         """
         backend, paid = self._backend, size // BYTES_PER_TOKEN
         backend.charge(self._account, paid)
         self._asked, self._ids = asked, await backend.tokenize(self._account, asked)
-        self._account.spend(prefill=len(self._ids) * asked.choices - paid)
-        self._rules = [await backend.rules(self._account, asked, self._ids) for _ in range(asked.choices)]
+        constraint = asked.constraint(len(self._ids), self._verifier.vocab_size)
+        schema = len(constraint.schema) // BYTES_PER_TOKEN if constraint else 0
+        self._account.spend(prefill=max(0, len(self._ids) * asked.choices + schema - paid))
+        self._rules = [await backend.rules(self._account, constraint, self._ids) for _ in range(asked.choices)]
         prompt_text = partial(backend.tokenizer.decode, self._ids)
         self._writer = asked.writer(backend.model, self._verifier.target_hash, len(self._ids), prompt_text)
         self._record = CompletionRecord(self._verifier.metrics, self._begun)

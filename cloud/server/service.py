@@ -92,6 +92,7 @@ class Verifier:
         self.drain()
         self.batcher.stop()
         self.constraints.close()
+        self.engine.masks.close()
         self._runner.stop()
 
     @property

@@ -204,16 +204,30 @@ def _without_idle(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _numbers(schema: dict[str, Any]) -> None:
-    """Exclusive bounds hold for the float64 that is read, too: decimals end where it tells them from the bound."""
-    if schema.get("type") == "integer" or "multipleOf" in schema:
+    """Exclusive bounds hold for the float64 that is read, too: decimals end where it tells them from the bound.
+
+    The one that is nearer to 0 becomes inclusive: of two bounds with the same whole part the library lets it pass.
+    """
+    if schema.get("type") == "integer":
         return
-    limits = [schema.get(key) for key in ("exclusiveMinimum", "exclusiveMaximum")]
-    if any(limit is True for limit in limits):  # as draft 4 has it
-        limits += [schema.get("minimum"), schema.get("maximum")]
-    sizes = [abs(limit) for limit in limits if isinstance(limit, int | float) and not isinstance(limit, bool)]
-    if sizes:
-        decimals = min(DECIMALS, 15 - len(str(int(max(sizes)))))
-        schema["multipleOf"] = float(f"1e-{decimals}") if decimals > 0 else 1
+    exclusive = dict[str, float]()
+    for key, bound in (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")):
+        limit = schema.get(bound) if schema.get(key) is True else schema.get(key)  # as draft 4 has it
+        if isinstance(limit, int | float) and not isinstance(limit, bool):
+            exclusive[key] = limit
+    if not exclusive:
+        return
+    decimals = max(0, min(DECIMALS, 15 - len(str(int(max(map(abs, exclusive.values())))))))
+    step = Decimal(10) ** -decimals
+    schema.setdefault("multipleOf", float(step) if decimals else 1)
+    for key, bound, direction in (("exclusiveMinimum", "minimum", 1), ("exclusiveMaximum", "maximum", -1)):
+        if key not in exclusive or direction * exclusive[key] < 0:
+            continue
+        limits = [float(Decimal(str(exclusive[key])) + direction * step)]
+        if isinstance(schema.get(bound), int | float) and schema[key] is not True:
+            limits.append(schema[bound])
+        del schema[key]
+        schema[bound] = max(limits) if direction > 0 else min(limits)
 
 
 def _check_multiples(schema: Any) -> None:

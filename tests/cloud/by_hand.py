@@ -13,6 +13,7 @@ from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.tree import TokenTree
 from outrider_core.protocol.wire import Close, Generate, Open, Verdict, Verify, pack_ids, pack_tree
 from outrider_core.targets.part import Part
+from tests.waiting import until
 
 
 @dataclass
@@ -72,6 +73,8 @@ class ByHand:
     def step(self) -> None:
         self.verifier.sessions.expire(self._batcher.requests.session_ids)
         if self._batcher.requests:
+            for session in self._batcher.requests.waiting():
+                assert until(lambda: session.followed is None or not session.followed.held)  # noqa: B023
             self._batcher.step()
 
     def finish(self) -> None:

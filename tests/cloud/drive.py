@@ -77,6 +77,7 @@ def make_verifier(
         runner = TorchRunner(target.model, chosen.kv_tokens, shape.num_key_value_heads, head_dim_of(shape), steps)
     verifier = Verifier(torch_model(target, drafter, chosen, runner), chosen, accounts)
     verifier.batcher.watchdog.seconds = HANG
+    verifier.engine.mask_seconds = HANG  # a busy machine changes no step
     return in_chunks(verifier, prefill_chunk)
 
 

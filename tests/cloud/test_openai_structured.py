@@ -11,6 +11,7 @@ import pytest
 from openai import BadRequestError, OpenAI
 from pydantic import BaseModel, ConfigDict, Field
 
+from cloud.server.limits import BYTES_PER_TOKEN, Account
 from cloud.server.service import Verifier
 from outrider_core.chat.api.constraints import constraint_of
 from outrider_core.protocol.sampling import Sampling
@@ -76,6 +77,27 @@ def test_streamed_with_biases_and_penalties(client: OpenAI) -> None:
     text = "".join(part.choices[0].delta.content or "" for part in stream if part.choices)
     jsonschema.validate(json.loads(text), PERSON)
     assert text == truth(Sampling(1.0, seed=3), **fields)
+
+
+def test_a_schema_is_charged_and_nothing_is_given_back(client: OpenAI, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a body was charged before it is tokenised counts towards its tokens, a schema's part of it does not."""
+    spent = list[float]()
+
+    def spend(account: Account, **amounts: float) -> None:
+        spent.append(amounts.get("prefill", 0.0))
+        plain(account, **amounts)
+
+    plain = Account.spend
+    monkeypatch.setattr(Account, "spend", spend)
+    long = {**PERSON, "description": "x" * 8000}
+    answer = client.chat.completions.create(
+        model=NAME, messages=MESSAGES, response_format=schema_format(long), temperature=0, max_tokens=2
+    )
+    assert answer.usage is not None
+    assert min(spent) >= 0 and sum(spent) >= answer.usage.prompt_tokens + 8000 // BYTES_PER_TOKEN
+    spent.clear()
+    client.chat.completions.create(model=NAME, messages=MESSAGES, temperature=0, max_tokens=2, user="y" * 4000)
+    assert min(spent) >= 0 and sum(spent) >= 1000
 
 
 class Pet(BaseModel):

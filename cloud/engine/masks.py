@@ -1,0 +1,130 @@
+"""What grammars change of the next draws, made beside the engine's thread: a costly mask holds up its own answer alone.
+
+Work on a mask begins as soon as its text is known, and goes on while the target runs; llguidance does not hold Python's
+lock meanwhile. A step waits for what is not made then, for a bounded time. What is later than that leaves the step, and
+an answer whose masks are costly takes part in steps only when its next one is there.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+
+import numpy as np
+
+from cloud.engine.fair_worker import FairWorker
+from cloud.telemetry import log
+from outrider_core.protocol.constraint import GRAMMAR_NONE, Adjustment, Rules
+
+#: seconds that one step waits for masks, all of its sessions together, beyond the time of the target's own
+STEP_SECONDS = 0.05
+#: seconds for which an account that had a costly one is not waited for when it begins another answer
+REMEMBERED = 60.0
+#: seconds of a processor above which an answer's masks are costly, until one is made faster
+COSTLY_SECONDS = 0.005
+#: threads for masks, and for costly ones, which give way to all others
+THREADS, COSTLY_THREADS = 4, 2
+
+
+class Masks:
+    """The threads that make masks. woken: called, in one of them, when a costly or late one is there."""
+
+    def __init__(self) -> None:
+        self._usual = FairWorker("masks", THREADS)
+        self._costly = FairWorker("costly-masks", COSTLY_THREADS, behind=True)
+        self._seen: dict[str, float] = {}  # when an account's last costly mask was made (time.monotonic())
+        self.woken: Callable[[], None] = lambda: None
+
+    def costly(self, account: str) -> bool:
+        """Whether the account's masks were costly a short time ago."""
+        return time.monotonic() - self._seen.get(account, -math.inf) < REMEMBERED
+
+    def note(self, account: str) -> None:
+        """A mask of the account was costly."""
+        now = time.monotonic()
+        self._seen = {each: at for each, at in self._seen.items() if now - at < REMEMBERED} | {account: now}
+
+    def submit(self, account: str, costly: bool, call: Callable[[], Adjustment]) -> Future[Adjustment]:
+        """Have `call` made in the account's turn."""
+        return (self._costly if costly else self._usual).submit(account, call)
+
+    def close(self) -> None:
+        """End the threads; nothing more is made."""
+        self._usual.close()
+        self._costly.close()
+
+
+class FollowedRules:
+    """The rules of one answer, which the engine's thread asks and others follow. Only the engine's thread may call it.
+
+    rules: nobody else's while a mask is being made.
+    """
+
+    def __init__(self, rules: Rules, account: str, masks: Masks) -> None:
+        self.rules, self._account, self._masks = rules, account, masks
+        self._made: Future[Adjustment] | None = None
+        self._asked = (0, 0)
+        self._costly, self._late = masks.costly(account), False
+        self._fault = ""
+
+    @property
+    def broken(self) -> str:
+        """Why nothing can be drawn any more, "" while something can. Nothing may be under way."""
+        return self._fault or self.rules.broken
+
+    @property
+    def held(self) -> bool:
+        """Whether the answer is to wait for its mask outside of steps."""
+        return (self._costly or self._late) and self._made is not None and not self._made.done()
+
+    def begin(self, text: Sequence[int]) -> None:
+        """Have made what the draw behind `text` changes, unless it is there or something else is under way."""
+        if self.rules.constraint.grammar == GRAMMAR_NONE:
+            return
+        asked = len(text), text[-1] if text else 0
+        if self._made is not None and (asked == self._asked or not self._made.done()):
+            return
+        self._asked, self._late = asked, False
+        tokens = list(text)
+        self._made = self._masks.submit(self._account, self._costly, lambda: self._follow(tokens))
+        self._made.add_done_callback(self._wake)
+
+    def take(self, text: Sequence[int], until: float) -> Adjustment | None:
+        """What the draw behind `text` changes; None where it is not made by `until` (time.monotonic())."""
+        if self.rules.constraint.grammar == GRAMMAR_NONE:  # biases and penalties take no time
+            self.rules.follow(text)
+            return self.rules.adjustment()
+        while True:
+            self.begin(text)
+            assert self._made is not None
+            asked_here = self._asked == (len(text), text[-1] if text else 0)
+            try:
+                left = None if until == math.inf else 0.0 if self._costly else max(0.0, until - time.monotonic())
+                made = self._made.result(left)
+            except FutureTimeoutError:
+                self._late = True
+                return None
+            if asked_here:
+                return made
+
+    def _follow(self, tokens: list[int]) -> Adjustment:
+        """Runs in a thread for masks."""
+        began = time.thread_time()
+        try:
+            self.rules.follow(tokens)
+            made = self.rules.adjustment()
+        except BaseException as error:  # a panic in Rust is no Exception
+            log.error("mask failed", error=type(error).__name__)
+            self._fault = "the constraint cannot be obeyed: following it failed"
+            made = Adjustment(np.empty(0, np.int64), np.empty(0), np.zeros(1, np.uint32))
+        self._costly = time.thread_time() - began > COSTLY_SECONDS
+        if self._costly:
+            self._masks.note(self._account)
+        return made
+
+    def _wake(self, made: Future[Adjustment]) -> None:
+        if self._costly or self._late:
+            self._masks.woken()
