@@ -182,14 +182,6 @@ def _what_came(answer: Response) -> tuple[str, bool]:
     return body.partition("\n")[0][:200] or f"HTTP {answer.status_code}", False
 
 
-async def _write(connection: ClientConnection, frames: asyncio.Queue[bytes]) -> None:
-    """Send frames as they come, for as long as the connection takes them; its end shows where it is read."""
-    with contextlib.suppress(WebSocketException, OSError):
-        while True:
-            await connection.send(await frames.get())
-            frames.task_done()
-
-
 def reason_of(error: BaseException) -> str:
     """What a network did, for people: an operating system's own words without their number."""
     if isinstance(error, ConnectionClosed):
@@ -231,7 +223,7 @@ class Link:
         self.welcome: Welcome | None = None  # while there is a connection
         self.refused: LinkRefused | EngineFailed | None = None  # never: what refuses today may accept tomorrow
         self._connection: ClientConnection | None = None
-        self._frames = asyncio.Queue[bytes]()  # to be sent on it
+        self._frames, self._queued = asyncio.Queue[bytes](), 0  # to be sent on it, and their bytes
         self._writing: asyncio.Task[None] | None = None
         self._unsent = math.inf  # bytes, when it was last asked to speak
         self._patience = CONNECT_TIMEOUT  # for each phase of the next connection
@@ -326,8 +318,8 @@ class Link:
     def _take(self, connection: ClientConnection, welcome: Welcome, rtt: float) -> None:
         """From now on `connection` is the link."""
         self._connection, self.welcome, self._renewals, self._spoke = connection, welcome, 0, False
-        self._frames, self._unsent = asyncio.Queue(), math.inf
-        self._writing = asyncio.create_task(_write(connection, self._frames))
+        self._frames, self._queued, self._unsent = asyncio.Queue(), 0, math.inf
+        self._writing = asyncio.create_task(self._write(connection))
         self.report(LinkUp(welcome, rtt))
 
     def _lose(self, reason: str, refused: bool = False) -> None:
@@ -386,7 +378,7 @@ class Link:
         """
         if self._connection is None:
             return
-        unsent, self._unsent = self._unsent, self._connection.transport.get_write_buffer_size()
+        unsent, self._unsent = self._unsent, self._queued + self._connection.transport.get_write_buffer_size()
         if 0 < self._unsent < unsent:
             return
         self._renewals += 1
@@ -420,8 +412,18 @@ class Link:
             return
         frame = encode(message)
         self._frames.put_nowait(frame)
+        self._queued += len(frame)
         self.traffic.up += frame_bytes(len(frame), masked=True)
         self.traffic.last[type(message).__name__] = frame_bytes(len(frame), masked=True)
+
+    async def _write(self, connection: ClientConnection) -> None:
+        """Send frames as they come, for as long as the connection takes them; its end shows where it is read."""
+        with contextlib.suppress(WebSocketException, OSError):
+            while True:
+                frame = await self._frames.get()
+                self._queued -= len(frame)
+                await connection.send(frame)
+                self._frames.task_done()
 
     async def flush(self) -> None:
         """Wait until all that was sent is written, or the connection has ended."""

@@ -209,37 +209,37 @@ def test_where_only_the_other_arithmetic_is_left_the_answer_is_finished_alone(fl
 
 
 def test_an_answer_that_is_torn_off_leaves_the_next_one_free(folders: Folders, bundle: Bundle) -> None:
-    """Its task is cancelled once more while the last message waits for a network that takes nothing."""
+    """Nothing waits for a network that takes nothing: neither the answer's last message nor its end."""
 
     async def run(server: str) -> None:
-        async with EdgeRuntime(
-            bundle, server, RuntimeOptions(patience=PATIENCE, threads=1), pinned=Pinned(mode="stream")
-        ) as runtime:
-            link, written = runtime.link, asyncio.Event()
+        async with (
+            EmulatedLink(int(server.rsplit(":", 1)[1])) as network,
+            EdgeRuntime(
+                bundle, network.address, RuntimeOptions(patience=PATIENCE, threads=1), pinned=Pinned(mode="stream")
+            ) as runtime,
+        ):
+            link, written, sent = runtime.link, asyncio.Event(), list[ClientMessage]()
             assert isinstance(link, Link)
-            send, stuck = link.send, asyncio.Event()
+            send = link.send
 
-            async def stall(message: ClientMessage) -> None:
-                if isinstance(message, Cancel):
-                    stuck.set()
-                    await asyncio.Event().wait()
-                await send(message)
+            def watch(message: ClientMessage) -> None:
+                sent.append(message)
+                send(message)
 
             async def read() -> None:
                 async for event in runtime.generate(prompt_of(1), max_new_tokens=100):
                     if isinstance(event, Verified):
                         written.set()
 
-            link.send = stall  # type: ignore[method-assign]
+            link.send = watch  # type: ignore[method-assign]
             task = asyncio.create_task(read())
             await asyncio.wait_for(written.wait(), HANG)
             assert link.hello.arithmetic == "torch-float64"
-            for moment in (None, stuck):
-                if moment:
-                    await asyncio.wait_for(moment.wait(), HANG)
-                task.cancel()
+            network.held = True
+            task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
+            assert isinstance(sent[-1], Cancel)
             assert link.hello.arithmetic == "" and runtime.record() is None
 
     verifier = make_verifier(folders)

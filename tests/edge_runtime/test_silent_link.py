@@ -11,7 +11,17 @@ from websockets.asyncio.server import ServerConnection, serve
 
 from benchmarks.links import EmulatedLink
 from edge_runtime.link.websocket import HEAD_START, RENEWALS, Arrived, Link, LinkDown, LinkEvent, LinkUp
-from outrider_core.protocol.wire import PROTOCOL_VERSION, SUBPROTOCOL, Features, Hello, Welcome, decode_client, encode
+from outrider_core.protocol.sampling import Sampling
+from outrider_core.protocol.wire import (
+    PROTOCOL_VERSION,
+    SUBPROTOCOL,
+    Features,
+    Hello,
+    Open,
+    Welcome,
+    decode_client,
+    encode,
+)
 from tests.waiting import HANG
 
 HASH = "0" * 16
@@ -239,3 +249,67 @@ def test_a_verifier_that_greets_and_hangs_up_is_dialled_ever_more_slowly() -> No
 
     asyncio.run(test())
     assert dialled[4] - dialled[3] > 0.5, "the fourth delay is 0.8 s, give or take 30 %"
+
+
+#: more than sockets of this machine hold between two ends, in frames that a verifier takes
+LONG, FRAMES = Open(0, bytes(16), 0, bytes(500_000), 0, Sampling()), 40
+
+
+def unsent(link: Link) -> int:
+    assert link._connection is not None
+    return link._queued + link._connection.transport.get_write_buffer_size()
+
+
+async def holds(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(HANG):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+@asynccontextmanager
+async def unread() -> AsyncIterator[tuple[Greeter, Device]]:
+    """A device that has sent more than a verifier takes which does not read, with nothing between them."""
+    greeter = Greeter()
+    async with serve(greeter.serve, "127.0.0.1", 0, subprotocols=[SUBPROTOCOL]) as server:  # type: ignore[list-item]
+        device = Device(f"127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        try:
+            await device.comes_up()
+            for _ in range(FRAMES):
+                device.link.send(LONG)
+            yield greeter, device
+        finally:
+            await device.close()
+
+
+def test_sending_never_waits_and_another_connection_is_dialled() -> None:
+    """While the one there takes nothing."""
+
+    async def test() -> None:
+        async with unread() as (greeter, device):
+            while device.link._beside is None:  # until then what there is to send is taken
+                device.link.renew()
+                await asyncio.sleep(0.1)
+            assert unsent(device.link) > 0
+            down = await device.next()
+            assert isinstance(down, LinkDown) and "another connection" in down.reason
+            assert isinstance(await device.next(), LinkUp) and len(greeter.connections) == 2
+            await asyncio.wait_for(device.link.flush(), HANG)
+            assert unsent(device.link) == 0
+
+    asyncio.run(test())
+
+
+def test_a_long_message_on_its_way_is_not_silence() -> None:
+    async def test() -> None:
+        async with unread() as (greeter, device):
+            await holds(lambda: device.link._queued < FRAMES * len(LONG.tokens))
+            for _ in range(3):
+                device.link.renew()
+                assert device.link._beside is None
+                before = unsent(device.link)
+                for _ in range(4):
+                    await asyncio.wait_for(greeter.connections[0].recv(decode=False), HANG)
+                await holds(lambda: unsent(device.link) < before)  # noqa: B023 - awaited at once
+            assert len(greeter.connections) == 1
+
+    asyncio.run(test())
