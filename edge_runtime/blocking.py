@@ -35,6 +35,7 @@ class BlockingRuntime:
         self._loop = asyncio.new_event_loop()
         self._thread = Thread(target=self._loop.run_forever, name="outrider", daemon=True)
         self._answer: asyncio.Task[None] | None = None  # on its way
+        self._left = False  # its iterator was left, so that nobody reads it any more
 
     @classmethod
     def from_bundle(
@@ -71,9 +72,9 @@ class BlockingRuntime:
 
     def generate(
         self, prompt: str | list[dict[str, Any]] | list[int], **options: Unpack[AnswerKeywords]
-    ) -> Iterator[Event]:
+    ) -> EventIterator:
         """As `EdgeRuntime.generate`. Leaving the loop early, also by Ctrl-C, cancels the answer."""
-        return self._drain(self.runtime.generate(prompt, **options))
+        return EventIterator(self, self.runtime.generate(prompt, **options))
 
     def answer(self, prompt: str | list[dict[str, Any]] | list[int], **options: Unpack[AnswerKeywords]) -> Finished:
         """The end of an answer to `prompt`, for those who need no events. Options as of `generate`."""
@@ -87,9 +88,9 @@ class BlockingRuntime:
         """As `EdgeRuntime.fit_messages`."""
         return self.runtime.fit_messages(messages, reserve, tools)
 
-    def resume(self, record: dict[str, Any]) -> Iterator[Event]:
+    def resume(self, record: dict[str, Any]) -> EventIterator:
         """As `EdgeRuntime.resume`."""
-        return self._drain(self.runtime.resume(record))
+        return EventIterator(self, self.runtime.resume(record))
 
     def record(self) -> dict[str, Any] | None:
         """As `EdgeRuntime.record`."""
@@ -124,19 +125,19 @@ class BlockingRuntime:
         if not self._thread.is_alive():
             work.close()
             raise RuntimeError("this runtime is not entered, or is closed; write: with BlockingRuntime(...) as runtime")
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+        return asyncio.run_coroutine_threadsafe(self._behind_left(work), self._loop).result()
 
-    def _drain(self, stream: AsyncGenerator[Event, None]) -> Iterator[Event]:
-        events: SimpleQueue[Event | None] = SimpleQueue()
-        answer = self._call(self._begin(stream, events))
-        try:
-            while (event := events.get()) is not None:
-                yield event
-            if not answer.cancelled():
-                answer.result()  # raises what the answer raised
-        finally:
-            if self._thread.is_alive():
-                self._call(self._cancel())
+    async def _behind_left(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """Do `work` once an answer whose iterator was left has ended."""
+        if self._left:
+            await self._cancel()
+        return await work
+
+    def _leave(self) -> None:
+        """Cancel the answer on its way without waiting for it. From any thread, this runtime's own too."""
+        self._left = True
+        with contextlib.suppress(RuntimeError):  # the loop has ended, and the answer with it
+            self._loop.call_soon_threadsafe(lambda: self._answer and self._answer.cancel())
 
     async def _begin(
         self,
@@ -160,4 +161,41 @@ class BlockingRuntime:
         if self._answer:
             self._answer.cancel()
             await asyncio.wait([self._answer])
-            self._answer = None
+        self._answer, self._left = None, False
+
+
+class EventIterator(Iterator[Event]):
+    """Events of one answer, which begins with the first of them."""
+
+    def __init__(self, runtime: BlockingRuntime, stream: AsyncGenerator[Event, None]) -> None:
+        self._runtime, self._stream = runtime, stream
+        self._events: SimpleQueue[Event | None] = SimpleQueue()
+        self._answer: asyncio.Task[None] | None = None
+        self._over = False
+
+    def __next__(self) -> Event:
+        if self._over:
+            raise StopIteration
+        if self._answer is None:
+            self._answer = self._runtime._call(self._runtime._begin(self._stream, self._events))
+        try:
+            if (event := self._events.get()) is not None:
+                return event
+        except BaseException:  # Ctrl-C
+            self.close()
+            raise
+        self.close()
+        if not self._answer.cancelled():
+            self._answer.result()  # raises what the answer raised
+        raise StopIteration
+
+    def close(self) -> None:
+        """Cancel the answer, where it is not over, and wait for its end."""
+        begun, self._over = self._answer is not None and not self._over, True
+        if begun and self._runtime._thread.is_alive():
+            self._runtime._call(self._runtime._cancel())
+
+    def __del__(self) -> None:
+        # collected wherever garbage is, the runtime's own thread included: so nothing is waited for here
+        if self._answer is not None and not self._over:
+            self._runtime._leave()

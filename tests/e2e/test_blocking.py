@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,6 +18,7 @@ from outrider_core.protocol.ending import COMPLETE
 from outrider_core.protocol.sampling import Sampling
 from tests.cloud.drive import serve
 from tests.e2e.stack import MAX_NEW, PATIENCE, make_verifier, oracle
+from tests.waiting import HANG
 
 PROMPT = [20, 21, 22, 23]
 Folders = tuple[Path, Path, Path]
@@ -81,5 +83,30 @@ def test_errors_reach_the_caller(bundle: Bundle) -> None:
         next(waiting)
         with pytest.raises(RuntimeError, match="an answer is on its way"):
             next(runtime.generate(PROMPT))
-        waiting.close()  # type: ignore[attr-defined]
+        waiting.close()
         assert runtime.answer(PROMPT, max_new_tokens=4).reason in COMPLETE
+
+
+@pytest.mark.parametrize("where", ["its own thread", "another thread"])
+def test_an_iterator_may_be_collected_anywhere(bundle: Bundle, where: str) -> None:
+    """In a circle that the collector finds, in the very thread that would have to end the answer."""
+    with BlockingRuntime(EdgeRuntime(bundle, None)) as runtime:
+        collected = threading.Event()
+
+        def collect() -> None:
+            gc.collect()
+            collected.set()
+
+        for _ in range(3):
+            circle: list[Any] = [runtime.generate(PROMPT, max_new_tokens=MAX_NEW)]
+            circle.append(circle)
+            next(circle[0])
+            del circle
+            if where == "its own thread":
+                runtime._loop.call_soon_threadsafe(collect)
+            else:
+                threading.Thread(target=collect).start()
+            assert collected.wait(HANG)
+            collected.clear()
+            assert runtime.answer(PROMPT, max_new_tokens=4).reason in COMPLETE
+    assert not runtime._thread.is_alive()
