@@ -53,6 +53,7 @@ export class FakeVerifier {
 
 class FakeSocket implements Socket {
   binaryType = "";
+  bufferedAmount = 0;
   onopen: Socket["onopen"] = null;
   onmessage: Socket["onmessage"] = null;
   onclose: Socket["onclose"] = null;

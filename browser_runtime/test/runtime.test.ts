@@ -5,7 +5,7 @@ import { LocalDrafter } from "../src/answer/drafterThread.js";
 import { Drafter, NO_DRAFT, treeShape } from "../src/drafting/drafter.js";
 import type { Event } from "../src/events.js";
 import { Weather } from "../src/link/weather.js";
-import { Link, LinkRefused, verifierUrl } from "../src/link/websocket.js";
+import { CONNECT_TIMEOUT, Link, LinkRefused, type Socket, verifierUrl } from "../src/link/websocket.js";
 import { OBEYS_BIAS, OBEYS_JSON } from "../src/protocol/constraint.js";
 import { Sampling } from "../src/protocol/sampling.js";
 import { EdgeRuntime, type Request } from "../src/runtime.js";
@@ -367,4 +367,73 @@ test("a verifier that does not support a constraint is not asked, and who writes
   );
   assert.deepEqual(spread.tokenIds, [7, 8]);
   await alone.close();
+});
+
+const HELLO = { type: "Hello" as const, protocol: 1, targetHash: "", drafterHash: "", client: "", arithmetic: "" };
+
+/** A socket whose other end is the test, and the link that dials it. */
+function dialled() {
+  const sockets: (Socket & { bufferedAmount: number })[] = [];
+  const states: string[] = [];
+  const make = () => {
+    const handlers = { onopen: null, onmessage: null, onclose: null };
+    const socket = { binaryType: "", bufferedAmount: 0, ...handlers, send: () => {}, close: () => {} };
+    sockets.push(socket);
+    return socket as Socket;
+  };
+  const link = new Link("ws://localhost:1", HELLO, event => states.push(event.type), null, make);
+  return { sockets, states, link };
+}
+
+test("each phase of a connection has its time, and more after a time-out", async t => {
+  t.mock.timers.enable({ apis: ["setTimeout"] });
+  const { sockets, states, link } = dialled();
+  const settled = async () => {
+    for (let turn = 0; turn < 20; turn++) await Promise.resolve();
+  };
+  const pass = async (seconds: number) => {
+    t.mock.timers.tick(1000 * seconds);
+    await settled();
+  };
+  void link.run();
+  await settled();
+  await pass(0.9 * CONNECT_TIMEOUT);
+  sockets[0].onopen?.(undefined as never);
+  await pass(0.9 * CONNECT_TIMEOUT);
+  assert.deepEqual(states, [], "it waits for WELCOME");
+  await pass(0.2 * CONNECT_TIMEOUT);
+  assert.deepEqual(states, ["down"]);
+  await pass(1);
+  assert.equal(sockets.length, 2);
+  await pass(1.9 * CONNECT_TIMEOUT);
+  assert.deepEqual(states, ["down"], "it waits twice as long");
+  await pass(0.2 * CONNECT_TIMEOUT);
+  assert.deepEqual(states, ["down", "down"]);
+  link.close({ type: "Close", stream: 0 });
+});
+
+test("a long message on its way is not silence; one that is stuck is", async t => {
+  t.mock.timers.enable({ apis: ["setTimeout"] });
+  const verifier = new FakeVerifier();
+  const states: string[] = [];
+  const greeting = { ...HELLO, targetHash: "target" };
+  const link = new Link("ws://localhost:1", greeting, event => states.push(event.type), null, verifier.makeSocket);
+  void link.run();
+  for (let turn = 0; turn < 20; turn++) {
+    t.mock.timers.tick(10);
+    await Promise.resolve();
+  }
+  assert.deepEqual(states, ["up"]);
+  const [socket] = verifier.sockets;
+  const probed = () => verifier.received.filter(name => name === "Cancel").length;
+  for (const left of [90_000, 60_000, 30_000]) {
+    socket.bufferedAmount = left;
+    link.renew();
+    t.mock.timers.tick(10);
+    assert.equal(probed(), 0);
+  }
+  link.renew();
+  t.mock.timers.tick(10);
+  assert.equal(probed(), 1, "it is asked whether it is there, and another one is dialled");
+  link.close({ type: "Close", stream: 0 });
 });

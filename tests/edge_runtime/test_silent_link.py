@@ -8,9 +8,22 @@ from contextlib import asynccontextmanager, suppress
 
 import pytest
 from websockets.asyncio.server import ServerConnection, serve
+from websockets.exceptions import ConnectionClosed
+from websockets.http11 import Request
 
 from benchmarks.links import EmulatedLink
-from edge_runtime.link.websocket import HEAD_START, RENEWALS, Arrived, Link, LinkDown, LinkEvent, LinkUp
+from edge_runtime.link.websocket import (
+    CONNECT_TIMEOUT,
+    HEAD_START,
+    LONGEST_TIMEOUT,
+    RENEWALS,
+    ROUND_TRIPS,
+    Arrived,
+    Link,
+    LinkDown,
+    LinkEvent,
+    LinkUp,
+)
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.wire import (
     PROTOCOL_VERSION,
@@ -313,3 +326,33 @@ def test_a_long_message_on_its_way_is_not_silence() -> None:
             assert len(greeter.connections) == 1
 
     asyncio.run(test())
+
+
+@pytest.mark.parametrize(("upgrade", "greeting"), [(0.35, 0.35), (0.75, 0.1), (0.1, 0.75)])
+def test_each_phase_of_a_connection_has_its_time_and_more_after_a_time_out(upgrade: float, greeting: float) -> None:
+    """Both together may take longer than one; where one takes longer by itself, the next connection waits for it."""
+    patience, dials = 0.5, list[int]()
+
+    async def accept(connection: ServerConnection, request: Request) -> None:
+        dials.append(1)
+        await asyncio.sleep(upgrade)
+
+    async def greet(connection: ServerConnection) -> None:
+        await connection.recv()
+        await asyncio.sleep(greeting)
+        with suppress(ConnectionClosed):
+            await connection.send(encode(WELCOME))
+            await connection.wait_closed()
+
+    async def test() -> None:
+        names = [SUBPROTOCOL]
+        async with serve(greet, "127.0.0.1", 0, subprotocols=names, process_request=accept) as server:  # type: ignore[arg-type]
+            device = Device(f"127.0.0.1:{server.sockets[0].getsockname()[1]}")
+            device.link._patience = patience
+            await asyncio.wait_for(device.comes_up(), HANG)
+            assert device.link._patience == min(max(CONNECT_TIMEOUT, ROUND_TRIPS * device.link._rtt), LONGEST_TIMEOUT)
+            assert device.link._rtt >= greeting
+            await device.close()
+
+    asyncio.run(test())
+    assert len(dials) >= (1 if max(upgrade, greeting) < patience else 2)

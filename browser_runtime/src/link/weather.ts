@@ -68,6 +68,10 @@ class DelayedSocket implements Socket {
     if (!this.weather.silent) this.lastUp = this.later(this.lastUp, () => this.inner?.send(data));
   }
 
+  get bufferedAmount(): number {
+    return this.inner?.bufferedAmount ?? 0;
+  }
+
   close(): void {
     this.weather.forget(this);
     this.inner?.close();

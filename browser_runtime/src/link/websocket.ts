@@ -27,14 +27,18 @@ import {
 } from "../protocol/wire.js";
 
 const PATH = "/v1/verify";
-/** Seconds to wait for the connection and the handshake. */
-const CONNECT_TIMEOUT = 5;
+/**
+ * Seconds to wait for each phase of a connection: until it is open, with TCP and TLS; HELLO. A time-out doubles them, up to the
+ * longest; a connection sets them to so many of its round trips, but not below the first.
+ */
+export const [CONNECT_TIMEOUT, LONGEST_TIMEOUT] = [5, 20];
+const ROUND_TRIPS = 8;
 /** Seconds between attempts: the first retry comes fast, because an answer is waiting. */
 const [FIRST_RETRY, LAST_RETRY] = [0.1, 3];
 /** The longest delay after a refusal: another version may answer at this address, now or when an upgrade is done. */
 const REFUSED_RETRY = 30;
-/** Seconds that a silent connection has to answer before another one is dialled beside it. */
-const HEAD_START = 0.25;
+/** Seconds, and round trips, that a silent connection has to answer before another one is dialled beside it. */
+const [HEAD_START, HEAD_START_TRIPS] = [0.25, 2];
 /** Calls of `renew` after which a connection that says nothing is given up, even if it answers. */
 const RENEWALS = 10;
 /**
@@ -70,6 +74,8 @@ export interface Traffic {
 /** What this module uses of a WebSocket. */
 export interface Socket {
   binaryType: string;
+  /** Bytes given to `send` that are not on their way yet. */
+  readonly bufferedAmount: number;
   onopen: ((event: never) => void) | null;
   onmessage: ((event: { data: unknown }) => void) | null;
   onclose: ((event: { code: number; reason: string }) => void) | null;
@@ -127,6 +133,11 @@ export class Link {
   private spoke = false;
   /** Other verifiers are wanted than when it was last dialled. */
   private changed = false;
+  /** Seconds for each phase of the next connection; of the last one, a round trip. */
+  private patience = CONNECT_TIMEOUT;
+  private rtt = 0;
+  /** Bytes that were not on their way when it was last asked to speak. */
+  private unsent = Number.POSITIVE_INFINITY;
 
   /** token: travels as a subprotocol, as browsers set no headers. Throws LinkRefused. */
   constructor(
@@ -208,10 +219,14 @@ export class Link {
    * The connection is silent: dial another one beside it, and keep the one that speaks first.
    *
    * A half-open connection never does; one that waits for a busy verifier answers a probe at once; and one through an
-   * outage may speak again before a new one is there. Where dialling fails, the silent one is given up too.
+   * outage may speak again before a new one is there. Where dialling fails, the silent one is given up too. One that is still
+   * taking what is written to it is not silent: a long message on a slow link is on its way.
    */
   renew(): void {
     if (!this.socket) return;
+    const before = this.unsent;
+    this.unsent = this.socket.bufferedAmount;
+    if (this.unsent > 0 && this.unsent < before) return;
     this.renewals++;
     if (this.renewals > RENEWALS) this.lose("silent for too long");
     else if (!this.beside) void this.dialBeside();
@@ -238,8 +253,16 @@ export class Link {
     let timer: ReturnType<typeof setTimeout> | undefined;
     const greeted = new Promise<Connection>((resolve, reject) => {
       let asked: number | null = null;
-      timer = setTimeout(() => reject(new Error("no answer in time")), 1000 * CONNECT_TIMEOUT);
+      const wait = () => {
+        clearTimeout(timer);
+        timer = setTimeout(() => {
+          this.patience = Math.min(2 * this.patience, LONGEST_TIMEOUT);
+          reject(new Error("no answer in time"));
+        }, 1000 * this.patience);
+      };
+      wait();
       socket.onopen = () => {
+        wait();
         asked = clock();
         socket.send(encode(this.hello));
       };
@@ -265,6 +288,9 @@ export class Link {
   private take({ socket, welcome, rtt }: Connection): void {
     this.socket = socket;
     this.welcome = welcome;
+    this.rtt = rtt;
+    this.patience = Math.min(Math.max(CONNECT_TIMEOUT, ROUND_TRIPS * rtt), LONGEST_TIMEOUT);
+    this.unsent = Number.POSITIVE_INFINITY;
     this.renewals = 0;
     this.spoke = false;
     socket.onmessage = ({ data }) => this.arrived(data);
@@ -310,7 +336,8 @@ export class Link {
     this.beside = { stop };
     this.send({ type: "Cancel", stream: PROBE_STREAM });
     try {
-      await Promise.race([new Promise(resolve => setTimeout(resolve, 1000 * HEAD_START)), stopped]);
+      const wait = 1000 * Math.max(HEAD_START, HEAD_START_TRIPS * this.rtt);
+      await Promise.race([new Promise(resolve => setTimeout(resolve, wait)), stopped]);
       const connection = await this.dial(stopped);
       this.beside = null;
       this.lose("silent; another connection spoke first");

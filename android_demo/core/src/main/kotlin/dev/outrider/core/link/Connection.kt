@@ -13,6 +13,7 @@ import dev.outrider.core.protocol.decodeServer
 import dev.outrider.core.protocol.encode
 import java.io.IOException
 import java.net.Socket
+import java.net.SocketTimeoutException
 import java.net.URI
 import java.net.UnknownHostException
 import java.security.cert.CertPathValidatorException
@@ -23,10 +24,20 @@ import java.util.concurrent.Executors
 import java.util.concurrent.RejectedExecutionException
 import java.util.concurrent.ScheduledExecutorService
 import java.util.concurrent.TimeUnit
+import java.util.concurrent.atomic.AtomicLong
 import javax.net.ssl.SSLSocketFactory
 
-/** Seconds for the TCP connection, TLS and the handshake. */
-private const val CONNECT_TIMEOUT = 5.0
+/**
+ * Seconds to wait for each phase of a connection: TCP; TLS; WebSocket; HELLO. A time-out doubles them, up to the longest;
+ * a connection sets them to so many of its round trips, but not below the first.
+ */
+internal const val CONNECT_TIMEOUT = 5.0
+private const val LONGEST_TIMEOUT = 20.0
+private const val ROUND_TRIPS = 8
+
+/** What to wait for the next connection after one whose round trip took [rtt] seconds; null: after a time-out. */
+internal fun nextPatience(patience: Double, rtt: Double?): Double =
+    minOf(if (rtt == null) 2 * patience else maxOf(CONNECT_TIMEOUT, ROUND_TRIPS * rtt), LONGEST_TIMEOUT)
 
 /** Seconds after which an unanswered ping ends the connection. */
 private const val PING_TIMEOUT = 20.0
@@ -36,11 +47,13 @@ internal class Destination(val address: URI, val headers: Map<String, String>, v
 
 /**
  * One connection to a verifier, from dialling on. Frames leave through a thread of their own, so that nobody waits for
- * a full buffer. sent: called with the bytes of every frame; pong: that a ping was answered.
+ * a full buffer. patience: seconds for each phase of the handshake. sent: called with the bytes of every frame; pong:
+ * that a ping was answered.
  */
 internal class Connection(
     private val destination: Destination,
     private val timer: ScheduledExecutorService,
+    private val patience: Double,
     private val sent: (Long) -> Unit,
     private val pong: (Connection) -> Unit,
 ) {
@@ -53,35 +66,38 @@ internal class Connection(
     @Volatile
     private var aborted = false
 
+    /** Bytes that were to be sent and are not on their way yet. */
+    val unsent = AtomicLong()
+
     /** When the ping was sent that is not answered yet, in nanoseconds; 0: none. */
     @Volatile
     private var pinged = 0L
 
     /** Dial and shake hands; once. Raises [IOException], or [LinkRefused] where it will never be otherwise. */
     fun open(hello: Hello): LinkUp {
-        val end = System.nanoTime() + (1e9 * CONNECT_TIMEOUT).toLong()
+        val end = System.nanoTime() + (1e9 * patience).toLong()
         fun remaining() = maxOf(1, (end - System.nanoTime()) / 1_000_000).toInt()
         val raw = connect(destination.address, ::remaining).also { raw = it }
-        val watchdog = try {
-            timer.schedule({ raw.close() }, remaining().toLong(), TimeUnit.MILLISECONDS)
-        } catch (error: RejectedExecutionException) {
-            abort() // the link was closed meanwhile
-            throw error
-        }
         try {
             if (aborted) throw IOException("not wanted any more")
-            val up = shakeHands(raw, hello)
-            if (!watchdog.cancel(false)) throw IOException("timed out")
-            return up
+            return shakeHands(raw, hello)
         } catch (error: Exception) {
-            val late = watchdog.isDone
             abort()
             throw when {
                 error is HandshakeRefused && error.status in setOf(401, 403) && !error.page -> LinkRefused(error.text)
-                error is IOException && late -> IOException("timed out")
                 error is WireError -> IOException(error.message)
-                else -> error
+                else -> error // the link was closed meanwhile, among others
             }
+        }
+    }
+
+    /** Run one phase of the handshake over [raw], which is closed where it takes too long. */
+    private fun <T> phase(raw: Socket, work: () -> T): T {
+        val watchdog = timer.schedule({ raw.close() }, (1000 * patience).toLong(), TimeUnit.MILLISECONDS)
+        try {
+            return work().also { if (!watchdog.cancel(false)) throw SocketTimeoutException("timed out") }
+        } catch (error: IOException) {
+            throw if (watchdog.isDone) SocketTimeoutException("timed out") else error
         } finally {
             watchdog.cancel(false)
         }
@@ -90,11 +106,14 @@ internal class Connection(
     private fun shakeHands(raw: Socket, hello: Hello): LinkUp {
         val address = destination.address
         val secure = address.scheme == "wss"
-        socket = WebSocket(if (secure) secured(raw, address, destination.tls ?: systemTls()) else raw, MAX_SERVER_FRAME)
-        socket.shakeHands(address, SUBPROTOCOL, destination.headers)
+        val carrier = if (secure) phase(raw) { secured(raw, address, destination.tls ?: systemTls()) } else raw
+        socket = WebSocket(carrier, MAX_SERVER_FRAME)
+        phase(raw) { socket.shakeHands(address, SUBPROTOCOL, destination.headers) }
         val asked = System.nanoTime()
-        socket.send(encode(hello))
-        val answer = decodeServer(next())
+        val answer = phase(raw) {
+            socket.send(encode(hello))
+            decodeServer(next())
+        }
         val rtt = 1e-9 * (System.nanoTime() - asked)
         if (answer is Error && answer.code == ERR_MISMATCH) throw LinkRefused(answer.text)
         if (answer is Error) throw IOException("the verifier refused: ${answer.text}")
@@ -110,10 +129,14 @@ internal class Connection(
         pong(this)
     }
 
-    fun send(message: ClientMessage) = later {
+    fun send(message: ClientMessage) {
         val frame = encode(message)
-        socket.send(frame)
-        sent(frameBytes(frame.size, masked = true))
+        val size = frameBytes(frame.size, masked = true)
+        unsent.addAndGet(size)
+        later {
+            socket.send(frame) { unsent.addAndGet(-it.toLong()) }
+            sent(size)
+        }
     }
 
     fun ping() = later(socket::ping)

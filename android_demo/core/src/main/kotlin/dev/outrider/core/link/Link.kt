@@ -14,6 +14,7 @@ import dev.outrider.core.protocol.WireError
 import dev.outrider.core.protocol.decodeServer
 import dev.outrider.core.protocol.otherArithmetic
 import java.io.IOException
+import java.net.SocketTimeoutException
 import java.util.concurrent.Executors
 import java.util.concurrent.RejectedExecutionException
 import java.util.concurrent.Semaphore
@@ -34,8 +35,9 @@ private const val REFUSED_RETRY = 30.0
 /** Seconds between pings. */
 private const val PING_INTERVAL = 10L
 
-/** Milliseconds that a silent connection has to answer a ping before another one is dialled beside it. */
-private const val HEAD_START = 250L
+/** Seconds, and round trips, that a silent connection has to answer a ping before another one is dialled beside it. */
+private const val HEAD_START = 0.25
+private const val HEAD_START_TRIPS = 2
 
 /** Calls of [Link.renew] after which a connection that says nothing is given up, even if it answers pings. */
 private const val RENEWALS = 10
@@ -122,6 +124,10 @@ class Link(
     private var dialling: Connection? = null // where there is none
     private var beside: Connection? = null // dialled while the one there is says nothing
     private var renewals = 0 // since it last said something
+    private var unsent = Long.MAX_VALUE // bytes, when it was last asked to speak
+
+    @Volatile
+    private var patience = CONNECT_TIMEOUT // for each phase of the next connection
 
     @Volatile
     private var spoken = false // whether it has said anything since WELCOME
@@ -166,10 +172,14 @@ class Link(
      * The connection is silent: dial another one beside it, and keep the one that speaks first.
      *
      * A half-open connection never does; one that waits for a busy verifier answers a ping at once; and one through an
-     * outage may speak again before a new one is there. Where dialling fails, the silent one is given up too.
+     * outage may speak again before a new one is there. Where dialling fails, the silent one is given up too. One that
+     * is still taking what is written to it is not silent: a long message on a slow link is on its way.
      */
     fun renew(): Unit = synchronized(lock) {
         val silent = connection ?: return
+        val before = unsent
+        unsent = silent.unsent.get()
+        if (unsent in 1 until before) return
         renewals++
         if (renewals > RENEWALS) {
             dialNoMore()
@@ -194,7 +204,15 @@ class Link(
         timer.shutdownNow()
     }
 
-    private fun newConnection() = Connection(destination, timer, { traffic.up += it }, ::spoke)
+    private fun newConnection() = Connection(destination, timer, patience, { traffic.up += it }, ::spoke)
+
+    /** Dial, and learn from how that went how long to wait the next time. */
+    private fun opened(dialled: Connection): LinkUp = try {
+        dialled.open(hello).also { patience = nextPatience(patience, it.rtt) }
+    } catch (error: SocketTimeoutException) {
+        patience = nextPatience(patience, null)
+        throw error
+    }
 
     private fun run() {
         var delay = FIRST_RETRY
@@ -204,7 +222,7 @@ class Link(
             try {
                 val dialled = newConnection()
                 synchronized(lock) { dialling = dialled }
-                val up = dialled.open(hello)
+                val up = opened(dialled)
                 synchronized(lock) {
                     take(dialled, up)
                     wanted.drainPermits()
@@ -243,6 +261,7 @@ class Link(
         connection = dialled
         welcome = up.welcome
         roundTrip = up.rtt
+        unsent = Long.MAX_VALUE
         renewals = 0
         spoken = false
         error = ""
@@ -314,8 +333,8 @@ class Link(
 
     private fun dialBeside(second: Connection) {
         val failure = try {
-            Thread.sleep(HEAD_START)
-            val up = second.open(hello)
+            Thread.sleep((1000 * maxOf(HEAD_START, HEAD_START_TRIPS * (roundTrip ?: 0.0))).toLong())
+            val up = opened(second)
             synchronized(lock) {
                 if (beside !== second) return second.abort()
                 beside = null

@@ -29,6 +29,9 @@ private const val GUID = "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 private const val LONGEST_HEAD = 16 * 1024
 private const val LONGEST_BODY = 1024
 
+/** Bytes of a frame that are written at once. */
+private const val PIECE = 1 shl 14
+
 /** Characters of it that are shown. */
 private const val LONGEST_TEXT = 200
 
@@ -109,13 +112,13 @@ internal class WebSocket(private val socket: Socket, private val longest: Int) {
         }
     }
 
-    /** Sends a message, masked as a client must. Raises [IOException]. */
-    fun send(payload: ByteArray) = write(BINARY, payload)
+    /** Sends a message, masked as a client must. progress: called with bytes as they leave. Raises [IOException]. */
+    fun send(payload: ByteArray, progress: (Int) -> Unit = {}) = write(BINARY, payload, progress)
 
     fun ping() = write(PING, ByteArray(0))
 
     /** Sends a frame of any type. */
-    fun write(opcode: Int, payload: ByteArray) {
+    fun write(opcode: Int, payload: ByteArray, progress: (Int) -> Unit = {}) {
         val frame = ByteBuffer.allocate(frameBytes(payload.size, masked = true).toInt())
         frame.put((0x80 or opcode).toByte())
         when {
@@ -126,7 +129,11 @@ internal class WebSocket(private val socket: Socket, private val longest: Int) {
         val mask = ByteArray(4).also(random::nextBytes)
         frame.put(mask)
         for ((index, byte) in payload.withIndex()) frame.put(byte xor mask[index and 3])
-        output.write(frame.array())
+        for (begin in 0 until frame.capacity() step PIECE) {
+            val size = minOf(PIECE, frame.capacity() - begin)
+            output.write(frame.array(), begin, size)
+            progress(size)
+        }
         output.flush()
     }
 

@@ -39,6 +39,14 @@ class LinkTest {
     }
 
     @Test
+    fun aTimeOutAndALongRoundTripMakeTheNextConnectionWaitLonger() {
+        assertEquals(10.0, nextPatience(CONNECT_TIMEOUT, null))
+        assertEquals(20.0, nextPatience(20.0, null))
+        assertEquals(CONNECT_TIMEOUT, nextPatience(20.0, 0.05))
+        assertEquals(9.6, nextPatience(CONNECT_TIMEOUT, 1.2), 1e-9)
+    }
+
+    @Test
     fun frameSizesFollowTheStandard() {
         val sizes = mapOf(0 to 2L, 125 to 127L, 126 to 130L, 65535 to 65539L, 65536 to 65546L)
         for ((payload, size) in sizes) {
