@@ -83,10 +83,14 @@ class BlockingRuntime:
         return finished
 
     def fit_messages(
-        self, messages: list[dict[str, Any]], reserve: int = 256, tools: Sequence[dict[str, Any]] = ()
+        self,
+        messages: list[dict[str, Any]],
+        reserve: int = 256,
+        tools: Sequence[dict[str, Any]] = (),
+        least: int | None = None,
     ) -> FittedMessages:
         """As `EdgeRuntime.fit_messages`."""
-        return self.runtime.fit_messages(messages, reserve, tools)
+        return self.runtime.fit_messages(messages, reserve, tools, least)
 
     def resume(self, record: dict[str, Any]) -> EventIterator:
         """As `EdgeRuntime.resume`."""

@@ -8,6 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 Message = dict[str, Any]
+#: tokens kept free where the answer may be longer than half of the context, which no conversation could leave it
+USUAL_ROOM = 256
+#: tokens with which an answer can do: where so many are left for one that takes what there is, no turn is dropped
+LEAST_ROOM = 64
 #: roles that instruct the model and are never dropped from a conversation's beginning
 INSTRUCTIONS = ("system", "developer")
 
@@ -30,11 +34,13 @@ def fit_messages(
     encode: Callable[[list[Message]], list[int]],
     max_context: int,
     reserve: int,
+    least: int | None = None,
 ) -> FittedMessages:
     """Drop whole turns (a user's message and what follows it) from the beginning until the rest fits.
 
     encode: renders a conversation as token ids. max_context: tokens of prompt and answer together. reserve: tokens to
-    keep free for the answer; at most half of the context, and given up before the last turn is.
+    keep free for the answer, given up before the last turn is; more than half of the context means what there is, and
+    then nothing is dropped where LEAST_ROOM is left. least: the same for any reserve, with so many tokens.
     Raises ConversationTooLong where the last turn alone leaves no token free, ValueError where there is no message.
     """
     if not messages:
@@ -42,11 +48,18 @@ def fit_messages(
     first = next((i for i, message in enumerate(messages) if message["role"] not in INSTRUCTIONS), len(messages))
     instructions, turns = messages[:first], messages[first:]
     starts = [0, *(i for i, message in enumerate(turns) if i and message["role"] == "user")]
-    room = max_context - max(1, min(reserve, max_context // 2))
+    half = max_context // 2
+    kept_free = reserve if reserve <= half else min(USUAL_ROOM, half)
+    if least is None:
+        least = kept_free if reserve <= half else LEAST_ROOM
+    room = max_context - max(1, kept_free)
 
     def encoded(start: int) -> list[int]:
         return encode([*instructions, *turns[start:]])
 
+    whole = encoded(0)
+    if len(whole) <= max_context - max(1, min(least, kept_free)):
+        return FittedMessages(messages, [], whole)
     # fewer turns are fewer tokens, so a search by halves finds the first start that fits
     found = bisect_left(starts, True, key=lambda start: len(encoded(start)) <= room)
     start = starts[min(found, len(starts) - 1)]

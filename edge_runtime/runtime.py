@@ -35,6 +35,7 @@ from edge_runtime.speed.pace import Pace
 from edge_runtime.speed.tuning import Tuning
 from outrider_core.chat.api.constraints import constraint_of
 from outrider_core.chat.api.tools import tool_use_of
+from outrider_core.chat.messages import as_templates_take
 from outrider_core.drafting.bundle import Bundle, open_bundle
 from outrider_core.drafting.drafter import Drafter
 from outrider_core.drafting.engines import open_engine
@@ -188,25 +189,32 @@ class EdgeRuntime:
         return self.bundle.render_chat(messages, tools)
 
     def fit_messages(
-        self, messages: list[dict[str, Any]], reserve: int = 256, tools: Sequence[dict[str, Any]] = ()
+        self,
+        messages: list[dict[str, Any]],
+        reserve: int = 256,
+        tools: Sequence[dict[str, Any]] = (),
+        least: int | None = None,
     ) -> FittedMessages:
         """Drop the oldest turns of a conversation until the rest fits into the context.
 
         Args:
             messages: Chat messages. Instructions at the beginning and the last turn are never dropped.
-            reserve: Tokens to keep free for the answer.
+            reserve: Tokens to keep free for the answer; more than half of the context means what there is.
             tools: Functions that may be called, as OpenAI has them.
+            least: Tokens left for the answer with which nothing is dropped; None: `reserve`.
 
         Returns:
             What fits into the bundle's context, or the verifier's where that is smaller and there is a connection.
 
         Raises:
             ConversationTooLong: The last turn alone does not fit. It is a ValueError.
+            MessageFault: A message cannot be one; its text names the field. It is a ValueError.
         """
+        as_templates_take(messages)  # raises on what is not a message
         context = self.bundle.manifest.max_context
         if self.link and self.link.welcome:
             context = min(context, self.link.welcome.max_context)
-        return fit_messages(messages, partial(self.encode_prompt, tools=tools), context, reserve)
+        return fit_messages(messages, partial(self.encode_prompt, tools=tools), context, reserve, least)
 
     def decode(self, ids: list[int]) -> str:
         """Text of token ids, special tokens left out."""

@@ -10,6 +10,7 @@ import jinja2
 import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from outrider_core.chat.messages import MessageFault, as_templates_take
 from outrider_core.chat.tokenizer import ChatTokenizer, chat_tokenizer_of, open_chat_tokenizer
 from outrider_core.targets.gguf_tokenizer import write_tokenizer
 from outrider_core.targets.source import TargetSource
@@ -118,3 +119,60 @@ def test_a_tokenizer_without_a_template() -> None:
     assert (
         chat_tokenizer_of(PreTrainedTokenizerFast(tokenizer_object=tiny_tokenizer().backend_tokenizer)).template == ""
     )
+
+
+TURNS = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}{{ c.function.arguments | tojson }}{% endfor %}{% endfor %}"
+)
+CALL = {"name": "add", "arguments": {"a": 1}}
+
+
+@pytest.mark.parametrize(
+    ("said", "as_text"),
+    [
+        ([{"role": "developer", "content": "w5"}], [{"role": "system", "content": "w5"}]),
+        (
+            [{"role": "user", "content": [{"type": "text", "text": "w5 "}, {"type": "text", "text": "w6"}]}],
+            [{"role": "user", "content": "w5 w6"}],
+        ),
+        (
+            [{"role": "assistant", "content": None, "tool_calls": [{"function": {**CALL, "arguments": '{"a": 1}'}}]}],
+            [{"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": CALL}]}],
+        ),
+        (
+            [{"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "add", "arguments": ""}}]}],
+            [{"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "add", "arguments": {}}}]}],
+        ),
+        ([{"role": "user", "content": "w5", "mood": "calm"}], [{"role": "user", "content": "w5", "mood": "calm"}]),
+    ],
+    ids=["developer", "parts", "arguments as text", "no arguments", "a field of one's own"],
+)
+def test_messages_are_read_alike_however_they_are_written(
+    tmp_path: Path, said: list[dict[str, Any]], as_text: list[dict[str, Any]]
+) -> None:
+    ours, _ = saved(tmp_path, TURNS)
+    asked = {"role": "user", "content": "w7"}
+    assert ours.encode_chat([*said, asked]) == ours.encode_chat([*as_text, asked])
+    assert as_templates_take(said) == as_templates_take(as_templates_take(said))
+
+
+@pytest.mark.parametrize(
+    ("message", "named"),
+    [
+        ({"role": "usr", "content": "w5"}, "role must be one of .*'usr'"),
+        ({"role": "function", "content": "w5"}, "old form of tools"),
+        ({"content": "w5"}, r"messages\[1\].*role"),
+        ({"role": "user", "content": 5}, r"messages\[1\].*content"),
+        ({"role": "user", "content": None}, "needs content"),
+        ({"role": "user", "content": [{"type": "image_url", "image_url": {}}]}, "images, audio and files"),
+        ({"role": "user", "content": "w5", "tool_calls": [{"function": CALL}]}, "only an assistant"),
+        ({"role": "assistant", "tool_calls": [{"function": {**CALL, "arguments": "[1]"}}]}, "JSON object"),
+        ("w5", r"messages\[1\]"),
+    ],
+)
+def test_what_is_not_a_message_is_refused_by_name(tmp_path: Path, message: Any, named: str) -> None:
+    ours, _ = saved(tmp_path, TURNS)
+    with pytest.raises(MessageFault, match=named) as fault:
+        ours.encode_chat([{"role": "user", "content": "w7"}, message])
+    assert fault.value.param.startswith("messages[1]")

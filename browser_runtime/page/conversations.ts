@@ -1,11 +1,11 @@
 /** Conversations, kept in this browser alone. */
 
-import type { AnswerRecord, ChatMessage } from "../src/index.js";
+import type { AnswerRecord } from "../src/index.js";
 
 /** messages: what was said. pending: an answer that was on its way when the page was closed. */
 export interface Conversation {
   id: string;
-  messages: ChatMessage[];
+  messages: { role: string; content: string }[];
   pending: AnswerRecord | null;
 }
 

@@ -2,13 +2,18 @@
 
 import type { ChatMessage } from "./bundle/chatBoundary.js";
 
+/** Tokens kept free where the answer may be longer than half of the context, which no conversation could leave it. */
+const USUAL_ROOM = 256;
+/** Tokens with which an answer can do: where so many are left for one that takes what there is, no turn is dropped. */
+const LEAST_ROOM = 64;
+
 /** Roles that instruct the model and are never dropped from a conversation's beginning. */
 const INSTRUCTIONS = ["system", "developer"];
 
 /** messages: what fits, with the instructions first; dropped: what was left out, oldest first; ids: as tokens. */
-export interface FittedMessages {
-  messages: ChatMessage[];
-  dropped: ChatMessage[];
+export interface FittedMessages<Message extends ChatMessage = ChatMessage> {
+  messages: Message[];
+  dropped: Message[];
   ids: number[];
 }
 
@@ -16,22 +21,28 @@ export interface FittedMessages {
  * Drop whole turns (a user's message and what follows it) from the beginning until the rest fits.
  *
  * encode: renders a conversation as token ids. maxContext: tokens of prompt and answer together. reserve: tokens to keep
- * free for the answer; at most half of the context, and given up before the last turn is. Throws RangeError where the last
- * turn alone leaves no token free, or where there is no message.
+ * free for the answer, given up before the last turn is; more than half of the context means what there is, and then nothing
+ * is dropped where LEAST_ROOM is left. Throws RangeError where the last turn alone leaves no token free, or where there is
+ * no message.
  */
-export function fitMessages(
-  messages: readonly ChatMessage[],
-  encode: (messages: ChatMessage[]) => number[],
+export function fitMessages<Message extends ChatMessage>(
+  messages: readonly Message[],
+  encode: (messages: Message[]) => number[],
   maxContext: number,
   reserve: number,
-): FittedMessages {
+): FittedMessages<Message> {
   if (!messages.length) throw new RangeError("there is no message to answer");
   const first = messages.findIndex(({ role }) => !INSTRUCTIONS.includes(role));
   const instructions = messages.slice(0, first < 0 ? messages.length : first);
   const turns = messages.slice(instructions.length);
   const starts = [0, ...turns.keys()].filter((at, index) => index === 0 || (at > 0 && turns[at].role === "user"));
-  const room = maxContext - Math.max(1, Math.min(reserve, maxContext >> 1));
+  const half = maxContext >> 1;
+  const keptFree = reserve <= half ? reserve : Math.min(USUAL_ROOM, half);
+  const least = reserve <= half ? keptFree : Math.min(LEAST_ROOM, keptFree);
+  const room = maxContext - Math.max(1, keptFree);
   const encoded = (start: number) => encode([...instructions, ...turns.slice(start)]);
+  const whole = encoded(0);
+  if (whole.length <= maxContext - Math.max(1, least)) return { messages: [...messages], dropped: [], ids: whole };
   // fewer turns are fewer tokens, so a search by halves finds the first start that fits
   let [low, high] = [0, starts.length - 1];
   while (low < high) {

@@ -208,7 +208,11 @@ export class EdgeRuntime {
    * that is smaller and there is a connection. reserve: tokens to keep free for the answer. Throws RangeError where the last
    * turn alone does not fit.
    */
-  fitMessages(messages: readonly ChatMessage[], reserve = 256, tools: readonly Tool[] = []): FittedMessages {
+  fitMessages<Message extends ChatMessage>(
+    messages: readonly Message[],
+    reserve = 256,
+    tools: readonly Tool[] = [],
+  ): FittedMessages<Message> {
     const own = this.bundle.manifest.maxContext;
     const context = Math.min(own, this.link?.welcome?.maxContext ?? own);
     return fitMessages(messages, said => this.bundle.renderChat(said, tools), context, reserve);

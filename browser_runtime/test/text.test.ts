@@ -2,8 +2,9 @@ import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import { join } from "node:path";
 import { test } from "node:test";
-import { ChatBoundary } from "../src/bundle/chatBoundary.js";
+import { ChatBoundary, type ChatMessage } from "../src/bundle/chatBoundary.js";
 import { ChatTemplate } from "../src/bundle/chatTemplate.js";
+import { asTemplatesTake } from "../src/bundle/chatTools.js";
 import { BundleError } from "../src/bundle/manifest.js";
 import { Tokenizer } from "../src/bundle/tokenizer.js";
 import { fitMessages } from "../src/context.js";
@@ -89,6 +90,10 @@ test("a conversation is fitted into the context, its oldest turns first", () => 
   assert.deepEqual(fitted.messages, [whole[0], ...turns.slice(2)]);
   assert.equal(fitted.ids.length, 10);
   assert.deepEqual(fitMessages(whole, encode, 5, 100).messages, [whole[0], turns[4]]);
+  const many = Array.from({ length: 61 }, (_, index) => say(index % 2 ? "assistant" : "user", "x".repeat(31)));
+  assert.equal(encode(many).length, 1891);
+  assert.deepEqual(fitMessages(many, encode, 2048, 4096).dropped, []);
+  assert.ok(fitMessages(many, encode, 1900, 4096).dropped.length < 12);
   assert.throws(() => fitMessages(whole, encode, 4, 1), RangeError);
   assert.throws(() => fitMessages([], encode, 4, 1), RangeError);
 });
@@ -105,4 +110,28 @@ test("a fork goes on alone, long runs are quick, and what is no tokenizer is sai
   assert.equal(tokenizer.decode(tokenizer.encode(text)), text);
   assert.throws(() => Tokenizer.parse("{"), BundleError);
   assert.throws(() => Tokenizer.parse('{"model": {"type": "Odd"}, "added_tokens": []}'), BundleError);
+});
+
+test("messages are read alike however they are written, and what is none is refused by name", () => {
+  const read = (message: unknown) => asTemplatesTake([message as ChatMessage])[0];
+  assert.deepEqual(read({ role: "developer", content: "a" }), { role: "system", content: "a" });
+  const parts = [
+    { type: "text", text: "a " },
+    { type: "text", text: "b" },
+  ];
+  assert.deepEqual(read({ role: "user", content: parts }), { role: "user", content: "a b" });
+  const called = (given: unknown) =>
+    read({ role: "assistant", tool_calls: [{ function: { name: "f", arguments: given } }] });
+  assert.deepEqual(called('{"a": 1}'), { ...called({ a: 1 }), content: "" });
+  assert.deepEqual(called(""), called({}));
+  for (const [message, named] of [
+    [{ role: "usr", content: "a" }, /messages\[0\]: role must be one of .*"usr"/],
+    [{ role: "user", content: null }, /needs content/],
+    [{ role: "user", content: [{ type: "image_url" }] }, /images, audio and files/],
+    [{ role: "user", content: 5 }, /content must be text/],
+    [{ role: "user", content: "a", tool_calls: [{ function: { name: "f", arguments: "{}" } }] }, /only an assistant/],
+    [{ role: "assistant", tool_calls: [{ function: { name: "f", arguments: "[1]" } }] }, /JSON object/],
+  ] as const) {
+    assert.throws(() => read(message), named);
+  }
 });

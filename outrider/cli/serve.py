@@ -31,7 +31,7 @@ from starlette.responses import JSONResponse
 
 from edge_runtime.answer.constraints import ConstraintUnsupported
 from edge_runtime.answer.threads import DrafterFailed
-from edge_runtime.context import ConversationTooLong, FittedMessages
+from edge_runtime.context import LEAST_ROOM, USUAL_ROOM, ConversationTooLong, FittedMessages
 from edge_runtime.events import Finished, LinkState, Provisional
 from edge_runtime.link.websocket import EngineFailed, LinkRefused
 from edge_runtime.runtime import EdgeRuntime
@@ -60,8 +60,6 @@ READ_SECONDS = 30.0
 SHUTDOWN_SECONDS = 20.0
 #: and those in which clients then read why there is no more
 LAST_SECONDS = 1.0
-#: tokens kept free for an answer whose request names no length
-USUAL_LENGTH = 256
 
 Unverified = Literal["end", "never"]
 
@@ -249,7 +247,7 @@ class DeviceCompletion:
             return FittedMessages([], [], self._plain_prompt(asked.plain_prompt))
         tools = asked.tool_use.prompt if asked.tool_use else ()
         try:
-            return self._runtime.fit_messages(asked.conversation, asked.length or USUAL_LENGTH, tools)
+            return self._runtime.fit_messages(asked.conversation, asked.length or USUAL_ROOM, tools, LEAST_ROOM)
         except ConversationTooLong as error:
             raise ApiError(400, str(error), "messages", "context_length_exceeded") from None
         except Exception as error:  # a template may raise anything

@@ -18,6 +18,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
 from outrider_core.chat.boundary import ChatBoundary, Messages
+from outrider_core.chat.messages import as_templates_take
 from outrider_core.chat.tools import (
     RESULT_TAG,
     plain_messages,
@@ -64,11 +65,11 @@ class ChatTokenizer:
     def encode_chat(self, messages: Messages, tools: Sequence[dict[str, Any]] = ()) -> list[int]:
         """Token ids of a conversation up to where the assistant's next turn begins.
 
-        messages: `role` and `content`; an assistant's may have `tool_calls`, with `arguments` as objects. tools: as
-        OpenAI has them. The template writes both where it does so in the form of `chat.tool_grammar`; else
-        they are written as `outrider_core.chat.tools` says.
-        Raises ValueError on a role that is no plain name, jinja2.TemplateError where the template refuses.
+        messages, tools: as OpenAI has them; see `outrider_core.chat.messages`. The template writes calls and tools if
+        it does so in the form of `chat.tool_grammar`; else they are written as `outrider_core.chat.tools` says.
+        Raises MessageFault on a message that cannot be one, jinja2.TemplateError where the template refuses.
         """
+        messages = as_templates_take(messages)
         used = uses_tools(messages, tools)
         if used and self._tags_results:
             messages = without_results(messages)

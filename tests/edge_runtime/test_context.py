@@ -46,6 +46,34 @@ def test_a_last_turn_that_does_not_fit_is_refused() -> None:
         fit_messages([], encode, 40, 1)
 
 
+def long_conversation(tokens: int) -> list[Message]:
+    """61 short messages, with a last one that makes it so long."""
+    messages = conversation(*(["w " * 30] * 60), "w")
+    messages[-1]["content"] = "w " * (1 + tokens - len(encode(messages)))
+    assert len(encode(messages)) == tokens
+    return messages
+
+
+@pytest.mark.parametrize("tokens", [1900, 1948, 1984])
+@pytest.mark.parametrize(
+    ("reserve", "least"), [(4096, None), (1025, None), (2048, None), (100, 64), (1024, 64), (4096, 64)]
+)
+def test_room_that_the_context_cannot_hold_costs_no_turn(tokens: int, reserve: int, least: int | None) -> None:
+    messages = long_conversation(tokens)
+    fitted = fit_messages(messages, encode, 2048, reserve, least)
+    assert fitted.messages == messages and fitted.dropped == [] and fitted.ids == encode(messages)
+
+
+@pytest.mark.parametrize(
+    ("reserve", "least", "left"), [(4096, None, 256), (4096, 64, 256), (100, 64, 100), (100, None, 100)]
+)
+def test_what_must_go_goes_and_no_more(reserve: int, least: int | None, left: int) -> None:
+    messages = long_conversation(2040)
+    fitted = fit_messages(messages, encode, 2048, reserve, least)
+    assert fitted.dropped == messages[: len(fitted.dropped)] != []
+    assert 2048 - left - 62 < len(fitted.ids) <= 2048 - left
+
+
 @given(st.lists(st.integers(0, 30), min_size=1, max_size=12), st.integers(8, 120), st.integers(1, 200), st.booleans())
 def test_nothing_is_lost_and_no_turn_is_dropped_in_vain(
     lengths: list[int], context: int, reserve: int, system: bool

@@ -4,12 +4,13 @@ import { RowShape } from "../protocol/rows.js";
 import { ChatBoundary, type ChatMessage } from "./chatBoundary.js";
 import { ChatTemplate } from "./chatTemplate.js";
 import {
+  asTemplatesTake,
   plainMessages,
   type Render,
+  type Turn,
   tagsResults,
   takesResults,
   usesTools,
-  withObjects,
   withoutResults,
   writesTools,
 } from "./chatTools.js";
@@ -84,8 +85,8 @@ export class Bundle {
   /**
    * Token ids of a conversation up to where the assistant's next turn begins, with `tools` that it may call.
    *
-   * Content is text: what looks like a special token in it is none. Throws RangeError on a role that is no plain name,
-   * BundleError where the template fails.
+   * Content is text: what looks like a special token in it is none. Throws RangeError on a message that cannot be
+   * one, BundleError where the template fails.
    */
   renderChat(messages: readonly ChatMessage[], tools: readonly unknown[] = []): number[] {
     const render: Render = (said, shown) => {
@@ -95,15 +96,16 @@ export class Bundle {
         throw new BundleError(`the chat template failed: ${error instanceof Error ? error.message : error}`);
       }
     };
-    if (!usesTools(messages, tools)) return this.boundary.encode(messages, said => render(said, []));
+    const turns = asTemplatesTake(messages);
+    if (!usesTools(turns, tools)) return this.boundary.encode(turns, said => render(said, []));
     const { writes, takes, tags } = this.toolWays();
-    const said = withObjects(tags ? withoutResults(messages) : messages);
+    const said = tags ? withoutResults(turns) : turns;
     if (!writes) return this.boundary.encode(plainMessages(said, tools, takes), plain => render(plain, []));
     // the functions travel as a message, so that their text is nobody's turn either
     const all = [...said, { role: "tools", content: tools }];
     return this.boundary.encode(all, marked => {
       const { content } = marked[marked.length - 1];
-      return render(marked.slice(0, -1) as ChatMessage[], content as unknown as unknown[]);
+      return render(marked.slice(0, -1) as Turn[], content as unknown as unknown[]);
     });
   }
 

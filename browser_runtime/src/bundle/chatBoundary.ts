@@ -10,12 +10,12 @@
 import type { AddedToken, Tokenizer } from "./tokenizer.js";
 
 /**
- * One turn of a conversation, as OpenAI has it. role: "system", "user", "assistant", or "tool" for what a call gave;
- * tool_calls: what an assistant called; content may be "" then.
+ * One turn of a conversation, as OpenAI has it. role: one of `ROLES`; "tool" is of what a call gave. content: text, or parts
+ * that are text; an assistant that calls may have none. tool_calls: what an assistant called.
  */
 export interface ChatMessage {
   role: string;
-  content: string;
+  content?: string | readonly { type: string; text?: string }[] | null;
   tool_calls?: readonly ToolCall[];
   tool_call_id?: string;
   name?: string;

@@ -22,7 +22,7 @@ const PROBE = { type: "function", function: { name: "probe_f", description: "pro
 const CALLED: ToolCall = { id: "probe_id", type: "function", function: { name: "probe_f", arguments: { probe_a: 1 } } };
 const FORM = /<tool_call>\s*\{"name":\s*"probe_f",\s*"arguments":\s*\{"probe_a":\s*1\}\}\s*<\/tool_call>(?!.*probe_f)/s;
 
-export type Render = (messages: readonly ChatMessage[], tools: readonly unknown[]) => string;
+export type Render = (messages: readonly Turn[], tools: readonly unknown[]) => string;
 
 /** Whether there is anything of tools to write. */
 export function usesTools(messages: readonly ChatMessage[], tools: readonly unknown[]): boolean {
@@ -31,7 +31,7 @@ export function usesTools(messages: readonly ChatMessage[], tools: readonly unkn
 
 /** Whether a template writes functions, results, and calls in the form that answers have here. */
 export function writesTools(render: Render): boolean {
-  const tried: ChatMessage[] = [
+  const tried: Turn[] = [
     { role: "user", content: "probe_u" },
     { role: "assistant", content: "", tool_calls: [CALLED] },
     { role: "tool", content: "probe_r", tool_call_id: "probe_id", name: "probe_f" },
@@ -42,7 +42,7 @@ export function writesTools(render: Render): boolean {
 
 /** Whether a template writes turns of role `tool` that differ from a user's. */
 export function takesResults(render: Render): boolean {
-  const before: ChatMessage[] = [
+  const before: Turn[] = [
     { role: "user", content: "probe_u" },
     { role: "assistant", content: "probe_c" },
   ];
@@ -56,23 +56,19 @@ export function tagsResults(template: string, tokens: readonly { content: string
 }
 
 /** For templates that write results as text into a user's turn: nobody's content holds the tag around them. */
-export function withoutResults(messages: readonly ChatMessage[]): ChatMessage[] {
+export function withoutResults(messages: readonly Turn[]): Turn[] {
   return messages.map(message =>
-    message.role === "assistant" ? message : { ...message, content: untagged(message.content ?? "") },
+    message.role === "assistant" ? message : { ...message, content: untagged(message.content) },
   );
 }
 
 /** The conversation with content alone. results: turns of role `tool` may stand in it. */
-export function plainMessages(
-  messages: readonly ChatMessage[],
-  tools: readonly unknown[],
-  results: boolean,
-): ChatMessage[] {
+export function plainMessages(messages: readonly Turn[], tools: readonly unknown[], results: boolean): Turn[] {
   const plain: { role: string; content: string }[] = [];
   let previous = "";
   for (const { role, content: said, tool_calls } of messages) {
     const becomesUser = role === "tool" && !results;
-    let content = said ?? "";
+    let content = said;
     if (role === "assistant") content = joined([content, ...(tool_calls ?? []).map(callText)]);
     else if (becomesUser) {
       content = `${RESULT_TAG}\n${pythonJson(content).replaceAll("<", "\\u003c")}\n</tool_response>`;
@@ -90,16 +86,50 @@ export function plainMessages(
   return plain;
 }
 
-/** The messages as templates take them: arguments are objects. Throws RangeError where they are none. */
-export function withObjects(messages: readonly ChatMessage[]): ChatMessage[] {
-  return messages.map(message => {
-    if (!message.tool_calls) return message;
-    const calls = message.tool_calls.map(call => ({
+/** Who speaks in a conversation. */
+export const ROLES = ["system", "developer", "user", "assistant", "tool"];
+
+/** A message as chat templates take it. */
+export interface Turn extends ChatMessage {
+  content: string;
+}
+
+/**
+ * The messages as templates take them: content is text, arguments are objects, and "developer" is "system". Throws RangeError
+ * that names the message.
+ */
+export function asTemplatesTake(messages: readonly ChatMessage[]): Turn[] {
+  return messages.map((message, index) => {
+    const { role, tool_calls } = message;
+    const wrong = (what: string) => new RangeError(`messages[${index}]: ${what}`);
+    if (!ROLES.includes(role)) throw wrong(`role must be one of ${ROLES.join(", ")}, not "${role}"`);
+    if (tool_calls?.length && role !== "assistant") throw wrong("only an assistant has tool_calls");
+    const content = contentOf(message, wrong);
+    const turn = { ...message, role: role === "developer" ? "system" : role, content };
+    if (!tool_calls) return turn;
+    const calls = tool_calls.map(call => ({
       ...call,
       function: { ...call.function, arguments: argumentsOf(call) },
     }));
-    return { ...message, tool_calls: calls };
+    return { ...turn, tool_calls: calls };
   });
+}
+
+function contentOf({ role, content }: ChatMessage, wrong: (what: string) => Error): string {
+  if (typeof content === "string") return content;
+  if (content === null || content === undefined) {
+    if (role === "assistant" || role === "tool") return "";
+    throw wrong(`a message of role ${role} needs content`);
+  }
+  const texts = Array.isArray(content)
+    ? content.map(part => (part?.type === "text" ? part.text : undefined))
+    : [undefined];
+  if (texts.some(text => typeof text !== "string")) {
+    throw wrong(
+      'content must be text, or parts {"type": "text", "text": ...}; images, audio and files are not supported',
+    );
+  }
+  return texts.join("");
 }
 
 function argumentsOf({ function: { name, arguments: given } }: ToolCall): Record<string, unknown> {
@@ -121,7 +151,7 @@ function callText(call: ToolCall): string {
   return `<tool_call>\n${pythonJson({ name, arguments: given })}\n</tool_call>`;
 }
 
-function attempted(render: Render, messages: readonly ChatMessage[], tools: readonly unknown[]): string {
+function attempted(render: Render, messages: readonly Turn[], tools: readonly unknown[]): string {
   try {
     return render(messages, tools);
   } catch {

@@ -13,10 +13,11 @@ from outrider_core.chat.api.constraints import ConstraintFault
 from outrider_core.chat.api.errors import ApiError
 from outrider_core.chat.api.fields import MAX_TOP, Fields, Tokens, read
 from outrider_core.chat.api.replies import ReplyWriter
-from outrider_core.chat.api.requests import ChatMessage, ChatRequest, ContentPart, ToolCall, check_messages
+from outrider_core.chat.api.requests import ChatRequest, check_messages
 from outrider_core.chat.api.response_writer import ResponseWriter
 from outrider_core.chat.api.spellings import is_empty
 from outrider_core.chat.api.tools import ToolUse, tool_use_of
+from outrider_core.chat.messages import ChatMessage, ContentPart, ToolCall
 
 #: see `outrider_core.chat.api.requests.NEUTRAL`
 NEUTRAL: dict[str, tuple[Any, ...]] = {

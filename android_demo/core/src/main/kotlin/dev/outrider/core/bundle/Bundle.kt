@@ -81,12 +81,13 @@ class Bundle(
 
     /**
      * Token ids of a conversation up to where the assistant's next turn begins, with [tools] that it may call. Content
-     * is text: what looks like a special token in it is none. Raises [IllegalArgumentException] on a role that is no
-     * plain name, [BundleError].
+     * is text: what looks like a special token in it is none. Raises [IllegalArgumentException] on an unknown role and
+     * on calls that are not an assistant's, [BundleError].
      */
     fun renderChat(messages: List<ChatMessage>, tools: List<Tool> = emptyList()): List<Int> {
-        val used = usesTools(messages, tools)
-        val said = if (used && tagsResults) withoutResults(messages) else messages
+        val turns = asTemplatesTake(messages)
+        val used = usesTools(turns, tools)
+        val said = if (used && tagsResults) withoutResults(turns) else turns
         return boundary.encode(if (used) plainMessages(said, tools, takesResults) else said) { turns ->
             try {
                 rendered(turns)
@@ -126,8 +127,8 @@ class Bundle(
 }
 
 /**
- * One turn of a conversation. role: "system", "user", "assistant", or "tool" for what a call gave; calls: what an
- * assistant called.
+ * One turn of a conversation. role: "system" or "developer", "user", "assistant", or "tool" for what a call gave;
+ * calls: what an assistant called.
  */
 data class ChatMessage(val role: String, val content: String, val calls: List<ToolCall> = emptyList())
 

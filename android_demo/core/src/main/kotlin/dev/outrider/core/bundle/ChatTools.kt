@@ -66,6 +66,20 @@ data class ToolCall(val name: String, val arguments: String) {
             pythonJson(mapOf("name" to name, "arguments" to Json.parse(arguments))) + "\n</tool_call>"
 }
 
+/** Who speaks in a conversation. */
+private val ROLES = listOf("system", "developer", "user", "assistant", "tool")
+
+/**
+ * The messages as templates take them: "developer" is "system". Raises [IllegalArgumentException] that names the
+ * message.
+ */
+internal fun asTemplatesTake(messages: List<ChatMessage>): List<ChatMessage> = messages.mapIndexed { index, message ->
+    val role = message.role
+    require(role in ROLES) { "messages[$index]: role must be one of ${ROLES.joinToString()}, not \"$role\"" }
+    require(message.calls.isEmpty() || role == "assistant") { "messages[$index]: only an assistant calls" }
+    if (role == "developer") message.copy(role = "system") else message
+}
+
 /** Whether there is anything of tools to write. */
 internal fun usesTools(messages: List<ChatMessage>, tools: List<Tool>): Boolean =
     tools.isNotEmpty() || messages.any { it.role == "tool" || it.calls.isNotEmpty() }

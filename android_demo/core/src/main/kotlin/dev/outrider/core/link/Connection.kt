@@ -28,8 +28,8 @@ import java.util.concurrent.atomic.AtomicLong
 import javax.net.ssl.SSLSocketFactory
 
 /**
- * Seconds to wait for each phase of a connection: TCP; TLS; WebSocket; HELLO. A time-out doubles them, up to the longest;
- * a connection sets them to so many of its round trips, but not below the first.
+ * Seconds to wait for each phase of a connection: TCP; TLS; WebSocket; HELLO. A time-out doubles them, up to the
+ * longest; a connection sets them to so many of its round trips, but not below the first.
  */
 internal const val CONNECT_TIMEOUT = 5.0
 private const val LONGEST_TIMEOUT = 20.0

@@ -7,6 +7,7 @@ import dev.outrider.core.bundle.ChatTemplate
 import dev.outrider.core.bundle.Json
 import dev.outrider.core.bundle.Tool
 import dev.outrider.core.bundle.ToolCall
+import dev.outrider.core.bundle.asTemplatesTake
 import dev.outrider.core.bundle.field
 import dev.outrider.core.bundle.ints
 import dev.outrider.core.session.AnswerRecord
@@ -17,6 +18,16 @@ import kotlin.test.assertTrue
 
 /** What answers may be held to: constraints of requests, and prompts with tools, as Python makes them. */
 class FormTest {
+    @Test
+    fun messagesAreReadInOnePlace() {
+        assertEquals(listOf(ChatMessage("system", "a")), asTemplatesTake(listOf(ChatMessage("developer", "a"))))
+        val call = listOf(ToolCall("f", "{}"))
+        for (wrong in listOf(ChatMessage("usr", "a"), ChatMessage("user", "a", call))) {
+            val refused = assertFailsWith<IllegalArgumentException> { asTemplatesTake(listOf(wrong)) }
+            assertTrue("messages[0]: " in refused.message.orEmpty(), refused.message)
+        }
+    }
+
     @Test
     fun requestsBecomeTheSameConstraints() {
         for (row in Vectors.read("constraints")) {

@@ -1,0 +1,139 @@
+"""The messages of a conversation, read in one place for the endpoints and the Python API.
+
+They come as OpenAI has them, and leave in the one form that chat templates take.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+ROLES = ("system", "developer", "user", "assistant", "tool")
+#: roles that templates know by another name
+_KNOWN_AS = {"developer": "system"}
+
+
+class MessageFault(ValueError):
+    """A message cannot be taken. param: the field at fault, from "messages" on; code: a stable name for programs."""
+
+    def __init__(self, param: str, text: str, code: str | None = "invalid_value") -> None:
+        super().__init__(text)
+        self.param, self.code = param, code
+
+
+class ContentPart(Struct):
+    """One part of a message's content."""
+
+    type: str
+    text: str | None = None
+
+
+class Called(Struct):
+    """What an assistant called. arguments: an object, or its JSON text."""
+
+    name: str
+    arguments: str | dict[str, Any]
+
+
+class ToolCall(Struct):
+    """A call in the conversation."""
+
+    function: Called
+    id: str = ""
+    type: str = "function"
+
+
+class ChatMessage(Struct):
+    """One message of the conversation. tool_call_id, name: of the call that a message of role tool answers."""
+
+    role: str
+    content: str | list[ContentPart] | None = None
+    tool_calls: list[ToolCall] | None = None
+    function_call: Any = None
+    tool_call_id: str | None = None
+    name: str | None = None
+
+
+def as_templates_take(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the messages with text as content, arguments as objects and roles that templates know.
+
+    Fields that are not OpenAI's stay as they are. Raises MessageFault that names the message.
+    """
+    taken = list[dict[str, Any]]()
+    for index, message in enumerate(messages):
+        where = f"messages[{index}]"
+        try:
+            read = msgspec.convert(message, ChatMessage)
+        except msgspec.ValidationError as error:
+            raise MessageFault(where, f"{where}: {error}") from None
+        check_message(read, where)
+        taken.append({**message, **taken_of(read, where)})
+    return taken
+
+
+def check_message(message: ChatMessage, where: str) -> None:
+    """Raise MessageFault where a message by itself cannot be. where: its name."""
+    if message.function_call is not None or message.role == "function":
+        field = "role" if message.role == "function" else "function_call"
+        text = "functions are OpenAI's old form of tools; use tool_calls and role tool"
+        raise MessageFault(f"{where}.{field}", text, "unsupported_content")
+    if message.role not in ROLES:
+        raise MessageFault(f"{where}.role", f"role must be one of {', '.join(ROLES)}, not {message.role!r}", None)
+    if message.tool_calls and message.role != "assistant":
+        raise MessageFault(f"{where}.tool_calls", "only an assistant has tool_calls")
+    if message.content is None and message.role not in ("assistant", "tool"):
+        raise MessageFault(f"{where}.content", f"a message of role {message.role} needs content", None)
+    for index, part in enumerate(message.content if isinstance(message.content, list) else []):
+        if part.type != "text" or part.text is None:
+            text = 'content parts must be {"type": "text", "text": ...}; images, audio and files are not supported'
+            raise MessageFault(f"{where}.content[{index}]", text, "unsupported_content")
+    for index, call in enumerate(message.tool_calls or ()):
+        if call.type != "function":
+            raise MessageFault(f"{where}.tool_calls[{index}].type", "only functions are called here")
+        _arguments(call, f"{where}.tool_calls[{index}].function.arguments")
+
+
+def taken_of(message: ChatMessage, where: str) -> dict[str, Any]:
+    """Return a checked message as chat templates take it."""
+    taken: dict[str, Any] = {"role": _KNOWN_AS.get(message.role, message.role), "content": _content(message)}
+    if message.tool_calls:
+        taken["tool_calls"] = [
+            {
+                **({"id": call.id} if call.id else {}),
+                "type": "function",
+                "function": {"name": call.function.name, "arguments": _arguments(call, where)},
+            }
+            for call in message.tool_calls
+        ]
+    if message.role == "tool":
+        answered = {"tool_call_id": message.tool_call_id, "name": message.name}
+        taken |= {field: value for field, value in answered.items() if value is not None}
+    return taken
+
+
+def _content(message: ChatMessage) -> str:
+    if isinstance(message.content, str):
+        return message.content
+    return "".join(part.text or "" for part in message.content or ())
+
+
+def _arguments(call: ToolCall, where: str) -> dict[str, Any]:
+    """The arguments of a call, without halves of characters. Raises MessageFault on what is no JSON object."""
+    given = call.function.arguments
+    if isinstance(given, dict):
+        return given
+    text = given or "{}"
+    try:
+        value = json.loads(text)
+        if "\\u" in text:  # half a character, as JSON can spell it, is nothing that a tokenizer takes
+            pairs = json.dumps(value, ensure_ascii=False).encode("utf-16", "surrogatepass")
+            value = json.loads(pairs.decode("utf-16", "replace"))
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise MessageFault(where, "arguments must be the text of a JSON object")
+    return value
