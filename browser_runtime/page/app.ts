@@ -34,7 +34,7 @@ const UNDERSTUDY_WRITES = "The understudy writes alone";
 
 const store = new BundleStore();
 const weather = new Weather();
-const conversations = new Conversations();
+const conversations = await Conversations.open();
 let settings = loadSettings();
 let bundle: Bundle | null = null;
 let drafter: WorkerDrafter | null = null;
@@ -222,10 +222,10 @@ function listConversations(): void {
   find("conversation-list").replaceChildren(...entries);
 }
 
-/** Show another conversation; not while an answer is on its way. */
-function change(how: () => void, close = true): void {
+/** Show another conversation; not while an answer is on its way, nor one that another tab has open. */
+async function change(how: () => Promise<boolean>, close = true): Promise<void> {
   if (stop) return;
-  how();
+  if (!(await how())) return announce("That conversation is open in another tab");
   showConversation();
   if (close) find<HTMLDialogElement>("conversations").close();
   else listConversations();

@@ -1,60 +1,78 @@
-/** Conversations, kept in this browser alone. */
+/** Conversations, kept in this browser alone. Each has a place of its own, and one tab at a time has it open. */
 
 import type { AnswerRecord } from "../src/index.js";
 
-/** messages: what was said. pending: an answer that was on its way when the page was closed. */
+/** messages: what was said. pending: an answer that was on its way when the page was closed. used: when, in milliseconds. */
 export interface Conversation {
   id: string;
   messages: { role: string; content: string }[];
   pending: AnswerRecord | null;
+  used: number;
 }
 
-const KEY = "outrider.conversations";
+const KEY = "outrider.conversation.";
 /** More than these are not kept: the oldest go. */
 const MOST = 50;
 
 export class Conversations {
-  private readonly all: Conversation[];
   /** Why nothing is kept any more, or "". */
   notKept = "";
+  private here = fresh();
+  /** Lets another tab have it. */
+  private release = () => {};
 
-  constructor() {
-    this.all = read();
-    if (!this.all.length) this.begin();
+  private constructor() {}
+
+  /** The newest conversation that no other tab has open, or a new one. */
+  static async open(): Promise<Conversations> {
+    const conversations = new Conversations();
+    const [newest] = read();
+    if (!newest || !(await conversations.choose(newest))) await conversations.begin();
+    return conversations;
   }
 
-  /** The newest first. */
+  /** All that are kept, the one that is open here first, then the newest. */
   get list(): readonly Conversation[] {
-    return this.all;
+    const others = read().filter(({ id }) => id !== this.here.id);
+    return this.here.messages.length ? [this.here, ...others] : others;
   }
 
   get present(): Conversation {
-    return this.all[0];
+    return this.here;
   }
 
   /** A new one, unless the present one is empty. */
-  begin(): void {
-    if (this.all.length && !this.present.messages.length) return;
-    this.all.unshift({ id: crypto.randomUUID(), messages: [], pending: null });
-    this.all.length = Math.min(this.all.length, MOST);
+  async begin(): Promise<boolean> {
+    if (this.here.messages.length) this.here = fresh();
+    await this.claim(this.here.id);
+    return true;
   }
 
-  /** Take up `conversation` again. */
-  choose(conversation: Conversation): void {
-    this.forget(conversation);
-    this.all.unshift(conversation);
-    this.save();
+  /** Take up `conversation` again. False where another tab has it open. */
+  async choose({ id }: Conversation): Promise<boolean> {
+    if (id === this.here.id) return true;
+    if (!(await this.claim(id))) return false;
+    this.here = kept(KEY + id) ?? fresh(); // as the tab that had it last has left it
+    return true;
   }
 
-  delete(conversation: Conversation): void {
-    this.forget(conversation);
-    this.begin();
-    this.save();
+  /** False where another tab has it open. */
+  async delete({ id }: Conversation): Promise<boolean> {
+    const before = this.here.id;
+    if (id !== before && !(await this.claim(id))) return false;
+    localStorage.removeItem(KEY + id);
+    if (id === before) this.here = fresh();
+    await this.claim(this.here.id);
+    return true;
   }
 
+  /** Keep the present one; no other is touched. */
   save(): void {
+    if (!this.here.messages.length) return;
+    this.here.used = Date.now();
     try {
-      localStorage.setItem(KEY, JSON.stringify(this.all.filter(({ messages }) => messages.length)));
+      for (const { id } of read().slice(MOST)) localStorage.removeItem(KEY + id);
+      localStorage.setItem(KEY + this.here.id, JSON.stringify(this.here));
       this.notKept = "";
     } catch {
       this.notKept = "this browser's storage is full: delete conversations to keep new ones";
@@ -63,13 +81,24 @@ export class Conversations {
 
   /** All of them, as a file of readable JSON without token ids. */
   export(): Blob {
-    const plain = this.all.filter(({ messages }) => messages.length).map(({ messages }) => ({ messages }));
+    const plain = this.list.map(({ messages }) => ({ messages }));
     return new Blob([JSON.stringify(plain, null, 2)], { type: "application/json" });
   }
 
-  private forget(conversation: Conversation): void {
-    const at = this.all.indexOf(conversation);
-    if (at >= 0) this.all.splice(at, 1);
+  /** Have a conversation in place of the one before. A page without Web Locks, as of plain HTTP, is taken for the only one. */
+  private async claim(id: string): Promise<boolean> {
+    const { locks } = navigator;
+    const before = this.release;
+    const claimed =
+      !locks ||
+      (await new Promise<boolean>(resolve => {
+        void locks.request(KEY + id, { ifAvailable: true }, lock => {
+          resolve(lock !== null);
+          return lock && new Promise<void>(release => (this.release = release));
+        });
+      }));
+    if (claimed) before();
+    return claimed;
   }
 }
 
@@ -77,11 +106,22 @@ export function titleOf({ messages }: Conversation): string {
   return messages[0]?.content.slice(0, 80) || "New conversation";
 }
 
+function fresh(): Conversation {
+  return { id: crypto.randomUUID(), messages: [], pending: null, used: 0 };
+}
+
+/** All that are kept, the newest first. */
 function read(): Conversation[] {
+  const keys = Array.from({ length: localStorage.length }, (_, index) => localStorage.key(index) ?? "");
+  const found = keys.filter(key => key.startsWith(KEY)).map(kept);
+  return found.filter(one => one !== null).sort((one, other) => other.used - one.used);
+}
+
+function kept(key: string): Conversation | null {
   try {
-    const kept = JSON.parse(localStorage.getItem(KEY) ?? "[]");
-    return Array.isArray(kept) ? kept.filter(one => Array.isArray(one?.messages)) : [];
+    const one = JSON.parse(localStorage.getItem(key) ?? "null");
+    return Array.isArray(one?.messages) ? one : null;
   } catch {
-    return [];
+    return null;
   }
 }

@@ -22,8 +22,9 @@ async def chat(options: ChatOptions, bundle: Bundle, server: str | LinkMaker | N
     """Talk until the user ends it; returns the exit status."""
     output = Output.standard()
     journal = Journal(options.journal, output.tell)
-    messages, unfinished = journal.load()
     async with AsyncExitStack() as stack:
+        stack.enter_context(journal.alone())
+        messages, unfinished = journal.load()
         stopped = stack.enter_context(interrupts())
         runtime = await stack.enter_async_context(EdgeRuntime(bundle, server, options.runtime()))
         watched = server if isinstance(server, str) and options.policy != "device-only" else None
@@ -56,7 +57,7 @@ async def chat(options: ChatOptions, bundle: Bundle, server: str | LinkMaker | N
 
             def keep() -> None:
                 if journal.due:
-                    journal.save(messages, runtime.record())
+                    journal.keep(messages, runtime.record())
 
             try:
                 event = await show_answer(runtime, events, output, reach, stopped, local=options.local, each=keep)
@@ -71,7 +72,7 @@ async def chat(options: ChatOptions, bundle: Bundle, server: str | LinkMaker | N
             else:
                 messages.append({"role": "assistant", "content": event.verified + event.provisional})
                 output.note(summary(event))
-            journal.save(messages, None)
+            await journal.finish(messages)
 
 
 async def _question(lines: LineReader, output: Output) -> str:

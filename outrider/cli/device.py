@@ -7,7 +7,8 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
+from io import TextIOWrapper
 
 from rich.console import Console
 
@@ -30,7 +31,11 @@ EXPECTED = (BundleError, DrafterFailed, LinkRefused, EngineFailed, CommandError,
 def main(argv: Sequence[str] | None = None, prog: str = "outrider") -> int:
     """Run one command; returns the exit status. prog: how it was called, for help and errors."""
     options = parse(argv, prog)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a code page without a letter of the answer is no reason to end it
     try:
+        check_text(options)
         return run(options)
     except BrokenPipeError:  # whoever read the answer has gone; Python would complain again at its exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -40,6 +45,19 @@ def main(argv: Sequence[str] | None = None, prog: str = "outrider") -> int:
         return 1
     except KeyboardInterrupt:
         return 130
+
+
+def check_text(options: Options) -> None:
+    """Raise CommandError on text that the terminal did not send as its encoding says; paths may be any bytes."""
+    for each in fields(options):
+        value = getattr(options, each.name)
+        for text in value if isinstance(value, list | tuple) else [value]:
+            try:
+                if isinstance(text, str):
+                    text.encode()
+            except UnicodeEncodeError:
+                name = each.name.replace("_", "-")
+                raise CommandError(f"{name} is not {sys.getfilesystemencoding()}; set the terminal to UTF-8") from None
 
 
 def run(options: Options) -> int:

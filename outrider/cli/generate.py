@@ -11,8 +11,9 @@ from dataclasses import asdict
 
 from edge_runtime.link.transport import LinkMaker
 from edge_runtime.runtime import EdgeRuntime
+from outrider.cli.opening import CommandError
 from outrider.cli.options import GenerateOptions
-from outrider.cli.prompt import interrupts
+from outrider.cli.prompt import interrupts, whole_input
 from outrider.cli.reach import Reach
 from outrider.cli.terminal import Output, show_answer, summary
 from outrider_core.drafting.bundle import Bundle
@@ -30,13 +31,15 @@ def piped() -> list[str]:
         mode = os.fstat(sys.stdin.fileno()).st_mode
     except (AttributeError, OSError, ValueError):  # closed
         return []
-    text = sys.stdin.read().strip() if stat.S_ISFIFO(mode) or stat.S_ISREG(mode) else ""
+    text = whole_input().strip() if stat.S_ISFIFO(mode) or stat.S_ISREG(mode) else ""
     return [text] if text else []
 
 
 async def generate(options: GenerateOptions, bundle: Bundle, server: str | LinkMaker | None) -> int:
     """Returns the exit status."""
-    prompt = sys.stdin.read() if options.prompt == "-" else "\n\n".join([options.prompt, *piped()])
+    prompt = whole_input() if options.prompt == "-" else "\n\n".join([options.prompt, *piped()])
+    if not prompt.strip():
+        raise CommandError("the prompt is empty; write it behind the options, or write - and send it on standard input")
     output = Output.standard(json=options.json)
     asked = server if isinstance(server, str) and options.policy != "device-only" else None
     async with AsyncExitStack() as stack:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import tempfile
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+try:
+    import fcntl
+except ImportError:  # Windows, where a file that is open is locked by itself
+    fcntl = None  # type: ignore[assignment]
 
 #: seconds between two records of an answer
 JOURNAL_SECONDS = 0.3
@@ -21,6 +27,29 @@ class Journal:
     def __init__(self, path: Path | None, tell: Callable[[str], None]) -> None:
         self._path, self._tell = path, tell
         self._written, self._told = 0.0, False
+        self._writing: asyncio.Future[None] | None = None
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Let no other process use the journal meanwhile. Raises ValueError where one does."""
+        if self._path is None or fcntl is None:
+            yield
+            return
+        beside = self._path.with_name(f".{self._path.name}.lock")  # the journal itself is replaced at every write
+        try:
+            lock = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        except OSError:  # nor can the journal be written there, which is told in its time
+            yield
+            return
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(lock)
+            raise ValueError(f"another chat is using {self._path}; end that one, or give another file") from None
+        try:
+            yield
+        finally:
+            os.close(lock)
 
     def load(self) -> tuple[list[dict[str, str]], dict[str, Any] | None]:
         """(messages, record of an unfinished answer or None). Raises ValueError on a file that is not a journal."""
@@ -38,6 +67,17 @@ class Journal:
     def due(self) -> bool:
         """Whether an answer on its way should be saved again."""
         return self._path is not None and time.monotonic() >= self._written + JOURNAL_SECONDS
+
+    def keep(self, messages: list[dict[str, str]], record: dict[str, Any] | None) -> None:
+        """Save an answer on its way, if that is due, in another thread: a disk may take seconds for it."""
+        if self.due and (self._writing is None or self._writing.done()):
+            self._writing = asyncio.get_running_loop().run_in_executor(None, self.save, list(messages), record)
+
+    async def finish(self, messages: list[dict[str, str]]) -> None:
+        """Save a chat without an answer on its way, behind what is being saved."""
+        if self._writing:
+            await asyncio.wait([self._writing])
+        await asyncio.to_thread(self.save, list(messages), None)
 
     def save(self, messages: list[dict[str, str]], record: dict[str, Any] | None) -> None:
         """Replace the file in one step. A chat is worth more than its journal: where that fails, it goes on."""

@@ -61,10 +61,11 @@ class LineReader:
     def _read(self) -> None:
         """By `os.read`: a daemon thread must not hold the lock of `sys.stdin` when the process ends."""
         held = b""
-        while chunk := os.read(sys.stdin.fileno(), 4096):
-            *lines, held = (held + chunk).split(b"\n")
-            for line in lines:
-                self._put(line)
+        with contextlib.suppress(OSError):  # a terminal that has gone is the end of input
+            while chunk := _read_input(4096):
+                *lines, held = (held + chunk).split(b"\n")
+                for line in lines:
+                    self._put(line)
         if held:
             self._put(held)
         self._put(None)
@@ -73,3 +74,14 @@ class LineReader:
         text = None if line is None else line.decode(sys.stdin.encoding, errors="replace").removesuffix("\r")
         with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
             self._loop.call_soon_threadsafe(self._lines.put_nowait, text)
+
+
+def _read_input(size: int) -> bytes:
+    """Bytes of standard input, b"" at its end, or where it was closed before this program began."""
+    return os.read(sys.stdin.fileno(), size) if sys.stdin else b""
+
+
+def whole_input() -> str:
+    """All of standard input as text; bytes that are not its encoding's are replaced."""
+    data = b"".join(iter(lambda: _read_input(1 << 16), b""))
+    return data.decode(sys.stdin.encoding if sys.stdin else "utf-8", errors="replace")

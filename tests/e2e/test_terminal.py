@@ -12,6 +12,7 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -168,6 +169,45 @@ def test_a_journal_that_cannot_be_written_is_reported_once(tmp_path: Path) -> No
     journal.save([], None)
     journal.save([], None)
     assert len(told) == 1 and "cannot write the journal" in told[0] and "No such file" in told[0]
+
+
+def test_a_disk_that_takes_its_time_holds_up_no_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The event loop goes on while the journal is written: here it is what lets the disk be done."""
+    disk, sync = threading.Event(), os.fsync
+
+    def slow(handle: int) -> None:
+        assert disk.wait(HANG)
+        sync(handle)
+
+    monkeypatch.setattr(os, "fsync", slow)
+    path = tmp_path / "chat.json"
+
+    async def run() -> None:
+        journal = Journal(path, pytest.fail)
+        messages = [{"role": "user", "content": "one"}]
+        journal.keep(messages, {"seq": 1})
+        await asyncio.sleep(0)
+        journal.keep(messages, {"seq": 2})  # one at a time: this is too soon
+        assert not path.exists()
+        disk.set()
+        await journal.finish([*messages, {"role": "assistant", "content": "two"}])
+
+    asyncio.run(run())
+    assert [message["content"] for message in json.loads(path.read_text())["messages"]] == ["one", "two"]
+
+
+def test_two_chats_do_not_share_a_journal(tmp_path: Path) -> None:
+    """The second would go on with the first one's answer, and the last to save would take the other's turns away."""
+    path = tmp_path / "chat.json"
+    script = "import sys; from pathlib import Path; from outrider.cli.journal import Journal\n"
+    script += "with Journal(Path(sys.argv[1]), print).alone(): print('mine')"
+    other = [sys.executable, "-c", script, str(path)]
+    with Journal(path, pytest.fail).alone(), Journal(tmp_path / "other.json", pytest.fail).alone():
+        refused = subprocess.run(other, capture_output=True, text=True, timeout=HANG)
+        assert refused.returncode == 1 and "another chat is using" in refused.stderr
+    assert subprocess.run(other, capture_output=True, text=True, timeout=HANG).stdout == "mine\n"
+    with Journal(None, pytest.fail).alone(), Journal(tmp_path / "gone" / "chat.json", pytest.fail).alone():
+        pass
 
 
 def test_a_link_in_a_shared_folder_is_not_followed(tmp_path: Path) -> None:
@@ -381,3 +421,46 @@ def test_a_verifier_says_at_once_that_it_loads(folders: Folders) -> None:
     script = [(b"loading target", b""), (b"verifier ready", b"\x03")]
     status, said = run_in_pty(command, script, {**os.environ, "OMP_NUM_THREADS": "1"})
     assert status == 0 and said.startswith(f"loading target {folders[0]} ...".encode()), said
+
+
+def outrider(folders: Folders, *arguments: str | bytes, **options: Any) -> subprocess.CompletedProcess[bytes]:
+    command: list[str | bytes] = [sys.executable, "-m", "outrider", *arguments, "--bundle", str(folders[2])]
+    command += ["--policy", "device-only", "--max-tokens", "8"]
+    return subprocess.run(command, capture_output=True, timeout=HANG, **options)
+
+
+def close_input() -> None:
+    os.close(0)
+
+
+def test_a_closed_standard_input_ends_chat_and_generate(folders: Folders) -> None:
+    """Each of them at once, and in words."""
+    chatted = outrider(folders, "chat", preexec_fn=close_input)
+    assert chatted.returncode == 0, chatted.stderr
+    for closed in ({"preexec_fn": close_input}, {"stdin": subprocess.DEVNULL}):
+        asked = outrider(folders, "generate", "-", **closed)
+        assert asked.returncode == 1 and b"the prompt is empty" in asked.stderr and b"Traceback" not in asked.stderr
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "cp1252", "latin-1"])
+def test_an_output_that_lacks_letters_gets_others_in_their_place(encoding: str) -> None:
+    """Which no model may end by writing one."""
+    script = "from io import BytesIO, TextIOWrapper; import sys; from outrider.cli import device\n"
+    script += "def show(options):\n print('caf\u00e9 \u4f60\u597d \U0001f600', flush=True); return 0\n"
+    script += "device.run = show; sys.exit(device.main(['generate', 'hi']))"
+    environment = {**os.environ, "PYTHONIOENCODING": encoding, "PYTHONUTF8": "0"}
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=HANG, env=environment)
+    assert done.returncode == 0 and done.stdout.startswith(b"caf") and done.stdout.endswith(b" ?? ?\n"), done
+
+
+@pytest.mark.parametrize("where", ["prompt", "stop"])
+def test_an_argument_that_is_not_utf_8_is_refused_by_name(folders: Folders, where: str) -> None:
+    arguments = [b"caf\xe9"] if where == "prompt" else [b"hi", b"--stop", b"caf\xe9"]
+    done = outrider(folders, "generate", *arguments, env={**os.environ, "PYTHONUTF8": "1"})
+    assert done.returncode == 1 and b"Traceback" not in done.stderr
+    assert done.stderr.startswith(f"error: {where} is not utf-8".encode())
+
+
+def test_input_that_is_not_utf_8_is_read_as_far_as_it_is(folders: Folders) -> None:
+    done = outrider(folders, "generate", "-", input=b"caf\xe9 w5", env={**os.environ, "PYTHONUTF8": "1"})
+    assert done.returncode == 0 and b"Traceback" not in done.stderr, done.stderr
