@@ -42,8 +42,8 @@ class Called(Struct):
 class ToolCall(Struct):
     """A call in the conversation."""
 
+    id: str
     function: Called
-    id: str = ""
     type: str = "function"
 
 
@@ -67,12 +67,20 @@ def as_templates_take(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, A
     for index, message in enumerate(messages):
         where = f"messages[{index}]"
         try:
-            read = msgspec.convert(message, ChatMessage)
+            read = msgspec.convert(_with_ids(message), ChatMessage)
         except msgspec.ValidationError as error:
             raise MessageFault(where, f"{where}: {error}") from None
         check_message(read, where)
         taken.append({**message, **taken_of(read, where)})
     return taken
+
+
+def _with_ids(message: Any) -> Any:
+    """Calls need ids only where results name them, which templates need not."""
+    calls = message.get("tool_calls") if isinstance(message, Mapping) else None
+    if not isinstance(calls, list | tuple):
+        return message
+    return {**message, "tool_calls": [{"id": "", **call} if isinstance(call, Mapping) else call for call in calls]}
 
 
 def check_message(message: ChatMessage, where: str) -> None:

@@ -87,9 +87,7 @@ def check_messages(messages: Sequence[ChatMessage]) -> None:
             check_message(message, where)
         except MessageFault as fault:
             raise ApiError(400, str(fault), fault.param, fault.code) from None
-        for number, call in enumerate(message.tool_calls or ()):
-            if not call.id:
-                raise ApiError(400, "a call needs its id", f"{where}.tool_calls[{number}].id", "invalid_value")
+        for call in message.tool_calls or ():
             made[call.id] = call.function.name
         if message.role == "tool":
             if message.tool_call_id not in made:
