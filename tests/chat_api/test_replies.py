@@ -11,8 +11,9 @@ import pytest
 
 from outrider_core.chat.api import app
 from outrider_core.chat.api.app import PARSERS
+from outrider_core.chat.api.completions import TextWriter
 from outrider_core.chat.api.errors import ApiError
-from outrider_core.chat.api.replies import ChatWriter, Delta, Ending
+from outrider_core.chat.api.replies import ChatWriter, Delta, Ending, TokenChance, TokenChances
 from outrider_core.chat.api.response_writer import ResponseWriter
 from outrider_core.chat.tool_grammar import call_text
 from outrider_core.protocol.ending import FinishReason
@@ -173,3 +174,49 @@ def test_a_stream_that_takes_long_begins_without(monkeypatch: pytest.MonkeyPatch
         return parts
 
     assert asyncio.run(run()) == [waiting, Delta("a"), failed]
+
+
+def spelled(*pieces: bytes) -> list[TokenChances]:
+    """Tokens of these bytes, as a vocabulary of bytes shows them."""
+    return [TokenChances(TokenChance(piece.decode(errors="backslashreplace"), piece, -1.0)) for piece in pieces]
+
+
+SMILE = "\U0001f600".encode()
+#: pieces of text with the bytes of their tokens -> where the tokens begin
+OFFSETS = [
+    ([("ab", [b"a", b"b"])], [0, 1]),
+    ([("\U0001f600a", [SMILE[:1], SMILE[1:2], SMILE[2:3], SMILE[3:], b"a"])], [0, 0, 0, 0, 1]),
+    ([("x\u00e9", [b"x", b"\xc3", b"\xa9"]), ("y", [b"y"])], [0, 1, 1, 2]),
+    ([("\ufffda", [b"\xff", b"a"])], [0, 1]),
+    ([("\u00e9\u00e9", ["\u00e9\u00e9".encode()]), ("z", [b"z"])], [0, 2]),
+    ([("ab", [b"ab", b" the ", b"stop"])], [0, 2, 2]),
+]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("pieces", "offsets"), OFFSETS)
+def test_offsets_count_characters_of_the_text(
+    pieces: list[tuple[str, list[bytes]]], offsets: list[int], stream: bool
+) -> None:
+    parts = [Delta(text, chances=spelled(*tokens)) for text, tokens in pieces]
+    writer = TextWriter("tiny", "hash", 1, False, "")
+    if stream:
+
+        async def collect() -> list[bytes]:
+            return [event async for event in writer.events(answer(*parts, ENDING, *parts, ENDING))]
+
+        events = [json.loads(event.removeprefix(b"data: ")) for event in asyncio.run(collect())[:-1]]
+        choices = [choice for event in events for choice in event["choices"]]
+    else:
+        choices = asyncio.run(writer.whole(answer(*parts, ENDING, *parts, ENDING)))["choices"]
+    for index in range(2):
+        told = [choice["logprobs"] for choice in choices if choice["index"] == index and choice["logprobs"]]
+        assert [offset for each in told for offset in each["text_offset"]] == offsets
+
+
+def test_the_drawn_token_is_among_the_likeliest_of_a_text_completion() -> None:
+    drawn, best = TokenChance("c", b"c", -9.0), [TokenChance("a", b"a", -1.0), TokenChance("b", b"b", -2.0)]
+    for top, want in ((best, {"a", "b", "c"}), ([best[0], drawn], {"a", "c"}), ([], set())):
+        parts = answer(Delta("c", chances=[TokenChances(drawn, top)]), ENDING)
+        [choice] = asyncio.run(TextWriter("tiny", "hash", 1, False, "").whole(parts))["choices"]
+        assert set(choice["logprobs"]["top_logprobs"][0]) == want

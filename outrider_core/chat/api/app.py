@@ -20,18 +20,25 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Lifespan, Receive, Scope, Send
 
-from outrider_core.chat.api.completions import parse_completion
+from outrider_core.chat.api.completions import CompletionRequest, parse_completion
 from outrider_core.chat.api.errors import ApiError
-from outrider_core.chat.api.fields import ApiRequest, check_model
+from outrider_core.chat.api.fields import ApiRequest, Fields, check_model
+from outrider_core.chat.api.openapi import description
 from outrider_core.chat.api.replies import AnswerParts, Delta, Ending, ReplyWriter, model_card, model_list
-from outrider_core.chat.api.requests import parse
-from outrider_core.chat.api.responses import parse_response
+from outrider_core.chat.api.requests import ChatRequest, parse
+from outrider_core.chat.api.responses import ResponseRequest, parse_response
 
 #: path -> reads a body; raises ApiError
 PARSERS: dict[str, Callable[[bytes], ApiRequest]] = {
     "/v1/chat/completions": parse,
     "/v1/completions": parse_completion,
     "/v1/responses": parse_response,
+}
+#: path -> what a body holds
+CALLS: dict[str, type[Fields]] = {
+    "/v1/chat/completions": ChatRequest,
+    "/v1/completions": CompletionRequest,
+    "/v1/responses": ResponseRequest,
 }
 #: what answers a plain request
 Answering = Callable[[Request], Awaitable[Response]]
@@ -91,8 +98,14 @@ def api_routes(backend: Backend) -> list[Route]:
         check_model(name, cards)
         return _json(cards[name])
 
+    described = description(CALLS, ["/v1/models"], cards)
+
+    async def openapi(_: Request) -> Response:
+        return _json(described)
+
     return [
         *(Route(path, _Call(backend, parsed), methods=["POST"]) for path, parsed in PARSERS.items()),
+        Route("/openapi.json", openapi),
         Route("/v1/models", models),
         Route("/v1/models/{name:path}", model),
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -102,7 +103,8 @@ class TextWriter:
                 chances += part.chances
                 continue
             self._usage.add(part)
-            choices.append(_choice(len(choices), "".join(text), part.finish_reason, chances))
+            told = _Offsets().told("".join(text), chances)
+            choices.append(_choice(len(choices), "".join(text), part.finish_reason, told))
             extensions.append(part.extension)
             text, chances = [self._echo], []
         last = extensions[0] if len(extensions) == 1 else {}
@@ -111,17 +113,18 @@ class TextWriter:
     async def events(self, answer: AnswerParts) -> AsyncIterator[bytes]:
         """See ReplyWriter."""
         unknown: dict[str, Any] = {"usage": None} if self._shows_usage else {}
-        index, echo, offset = 0, self._echo, 0
+        index, echo, offsets = 0, self._echo, _Offsets()
         try:
             async for part in answer:
                 fields = {**self._head, **unknown, **part.extension}
                 if isinstance(part, Delta):
-                    yield event({**fields, "choices": [_choice(index, echo + part.text, None, part.chances, offset)]})
-                    echo, offset = "", offset + sum(len(each.drawn.text) for each in part.chances)
+                    told = offsets.told(part.text, part.chances)
+                    yield event({**fields, "choices": [_choice(index, echo + part.text, None, told)]})
+                    echo = ""
                 else:
                     self._usage.add(part)
                     yield event({**fields, "choices": [_choice(index, echo, part.finish_reason)]})
-                    index, echo, offset = index + 1, self._echo, 0
+                    index, echo, offsets = index + 1, self._echo, _Offsets()
             if self._shows_usage:
                 yield event({**self._head, "choices": [], "usage": self._usage.body()})
         except ApiError as error:
@@ -129,20 +132,34 @@ class TextWriter:
         yield DONE
 
 
-def _choice(
-    index: int, text: str, finish_reason: str | None, chances: Sequence[TokenChances] = (), offset: int = 0
-) -> dict[str, Any]:
-    """offset: characters of the choice's tokens before."""
-    choice = {"index": index, "text": text, "logprobs": None, "finish_reason": finish_reason}
-    if chances:
+class _Offsets:
+    """Where the tokens of one choice begin in its text, in characters.
+
+    A token that begins within a character begins where that does; one behind a stop string, at the text's end.
+    """
+
+    def __init__(self) -> None:
+        self._characters = codecs.getincrementaldecoder("utf-8")("replace")
+        self._told = self._known = 0
+
+    def told(self, text: str, chances: Sequence[TokenChances]) -> dict[str, Any] | None:
+        """`logprobs` of the tokens that come with more `text`; None where there are none."""
+        self._known += len(text)
         offsets = list[int]()
         for each in chances:
-            offsets.append(offset)
-            offset += len(each.drawn.text)
-        choice["logprobs"] = {
-            "tokens": [each.drawn.text for each in chances],
-            "token_logprobs": [each.drawn.logprob for each in chances],
-            "top_logprobs": [{one.text: one.logprob for one in each.top} for each in chances],
-            "text_offset": offsets,
-        }
-    return choice
+            offsets.append(min(self._told, self._known))
+            self._told += len(self._characters.decode(each.drawn.data))
+        return _logprobs(chances, offsets) if offsets else None
+
+
+def _logprobs(chances: Sequence[TokenChances], offsets: Sequence[int]) -> dict[str, Any]:
+    return {
+        "tokens": [each.drawn.text for each in chances],
+        "token_logprobs": [each.drawn.logprob for each in chances],
+        "top_logprobs": [{one.text: one.logprob for one in each.listed} for each in chances],
+        "text_offset": list(offsets),
+    }
+
+
+def _choice(index: int, text: str, finish_reason: str | None, logprobs: dict[str, Any] | None = None) -> dict[str, Any]:
+    return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}

@@ -4,6 +4,24 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+from msgspec import Struct
+
+
+class ErrorFields(Struct):
+    """message: for people. type: a kind of errors. param: the field at fault. code: a stable name for programs."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(Struct):
+    """An error as it travels."""
+
+    error: ErrorFields
+
 
 class ApiError(Exception):
     """A reply other than success.
@@ -31,4 +49,5 @@ class ApiError(Exception):
         kind = "server_error" if self.status >= 500 else "invalid_request_error"
         if self.status == 429:
             kind = "rate_limit_error"
-        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+        body: dict[str, Any] = msgspec.to_builtins(ErrorBody(ErrorFields(self.message, kind, self.param, self.code)))
+        return body

@@ -32,6 +32,13 @@ class TokenChances:
     drawn: TokenChance
     top: Sequence[TokenChance] = ()
 
+    @property
+    def listed(self) -> Sequence[TokenChance]:
+        """The likeliest tokens, the drawn one behind them where it is none of these: as text completions have it."""
+        if not self.top or any(one.data == self.drawn.data for one in self.top):
+            return self.top
+        return [*self.top, self.drawn]
+
 
 @dataclass(frozen=True)
 class Delta:
