@@ -383,6 +383,12 @@ SERVED: dict[str, Any] = {
     "a tree": {"type": "object", "properties": {"left": {"$ref": "#"}, "v": {"type": "integer"}}, "required": ["v"],
                "additionalProperties": False},
     "a list of itself": {"type": "array", "items": {"$ref": "#"}, "maxItems": 2},
+    "no end where there need be none": {"type": "array", "prefixItems": [{"type": "null"}],
+                                        "items": {"$ref": "#/$defs/a"}, "maxItems": 3,
+                                        "$defs": {"a": {"$ref": "#/$defs/a"}}},
+    "a property that has no end": {"type": "object", "properties": {"a": {"$ref": "#/$defs/a"}, "b": {"type": "null"}},
+                                   "additionalProperties": False, "$defs": {"a": {"type": "object", "properties": {
+                                       "a": {"$ref": "#/$defs/a"}}, "required": ["a"]}}},
     "itself or nothing": {"type": "object", "properties": {"a": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}},
                           "required": ["a"], "additionalProperties": False},
     "what asks for nothing": {"type": "array", "items": {"type": "null"}, "uniqueItems": False, "maxItems": 2.0,

@@ -88,8 +88,10 @@ def prepared(schema: dict[str, Any], pattern: Callable[[str], Pattern]) -> dict[
     _check_numbers(schema)
     shaped: dict[str, Any] = _Shaper(pattern).shaped(schema)
     _check_multiples(shaped)
-    _Shape(shaped).check()
-    return shaped
+    shape = _Shape(shaped)
+    shape.check()
+    finite: dict[str, Any] = shape.finite(shaped)
+    return finite
 
 
 def pointed(root: dict[str, Any], reference: str) -> Any:
@@ -317,6 +319,21 @@ class _Shape:
         if width > MAX_WIDTH:
             text = f"anyOf, oneOf and optional properties leave {width} ways open at once; at most {MAX_WIDTH} may be"
             raise SchemaFault(text)
+
+    def finite(self, schema: Any) -> Any:
+        """`schema` with false in place of references that require themselves without an end."""
+        if isinstance(schema, list):
+            return [self.finite(each) for each in schema]
+        if not isinstance(schema, dict):
+            return schema
+        reference = schema.get("$ref")
+        if isinstance(reference, str) and self._at(reference) is not None and reference not in self._ends:
+            return False
+        named = {key: schema[key] for key in NAMED if isinstance(schema.get(key), dict)}
+        return {
+            **{key: self.finite(value) if key in ONE + LISTED else value for key, value in schema.items()},
+            **{key: {name: self.finite(each) for name, each in value.items()} for key, value in named.items()},
+        }
 
     def _at(self, reference: str) -> Any:
         return pointed(self._root, reference)

@@ -135,6 +135,8 @@ def test_history_none_and_what_is_refused(client: OpenAI) -> None:
     assert answer.choices[0].message.content == without.choices[0].message.content
     assert client.chat.completions.create(messages=history, tools=TOOLS, **asked).usage.prompt_tokens > 300  # type: ignore[union-attr]
     strange: Any = [*TOOLS[:1], {"type": "function", "function": {"name": "f", "parameters": {"not": {}}}}]
+    harmless = client.chat.completions.create(messages=MESSAGES, tools=strange, **asked)
+    assert harmless.choices[0].finish_reason == "length"
     cases: list[tuple[dict[str, Any], str, str]] = [
         ({"tools": strange[1:], "tool_choice": "required"}, "tools", "cannot be obeyed"),
         ({"tools": TOOLS * (MAX_TOOLS // 2 + 1)}, "tools", "at most"),

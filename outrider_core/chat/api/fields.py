@@ -191,6 +191,12 @@ class Fields(Struct, dict=True):
         return self.tool_use is not None and self.tool_use.rules.required
 
     @property
+    def schemas(self) -> dict[str, dict[str, Any]]:
+        """Of the functions' arguments, by name, as they were sent."""
+        tools = self.tool_use.prompt if self.tool_use else []
+        return {tool["function"]["name"]: tool["function"]["parameters"] for tool in tools}
+
+    @property
     def include_usage(self) -> bool:
         """Whether a stream ends with a chunk of token counts."""
         return self.stream_options is not None and bool(self.stream_options.include_usage)

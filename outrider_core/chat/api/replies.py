@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol
@@ -87,12 +88,18 @@ class ReplyWriter(Protocol):
         """All server-sent events as they travel. An error that comes now can only be an event itself."""
 
 
-async def with_calls(answer: AnswerParts, formed: bool = False, required: bool = False) -> AnswerParts:
+async def with_calls(
+    answer: AnswerParts,
+    formed: bool = False,
+    required: bool = False,
+    schemas: Mapping[str, Mapping[str, Any]] | None = None,
+) -> AnswerParts:
     """The answer with the calls in its text taken apart. formed, required: see CallReader.
 
-    It ends with TOOL_CALLS where it calls, and all of its calls are whole.
+    It ends with TOOL_CALLS where it calls, and all of its calls are whole. schemas: of the functions' arguments, by
+    name; calls that do not obey them are named in the extension.
     """
-    reader, carried = CallReader(formed, required), Delta("")
+    reader, carried, calls = CallReader(formed, required), Delta(""), list[CallDelta]()
     async for part in answer:
         if isinstance(part, Delta):
             found = reader.push(part.text)
@@ -103,15 +110,43 @@ async def with_calls(answer: AnswerParts, formed: bool = False, required: bool =
             text, call = (one, None) if isinstance(one, str) else ("", one)
             yield Delta(text, carried.extension, call, carried.chances)
             carried = Delta("")
+            if call is not None and call.id:
+                calls.append(call)
+            elif call is not None:
+                calls[-1] = replace(calls[-1], arguments=calls[-1].arguments + call.arguments)
         if isinstance(part, Ending):
             if carried.chances:
                 yield carried
+            if invalid := await _invalid(calls[: reader.calls], schemas or {}):
+                own = {**part.extension.get("outrider", {}), "invalid_calls": invalid}
+                part = replace(part, extension={**part.extension, "outrider": own})
             called = reader.calls and not reader.inside and part.finish_reason == FinishReason.STOP
             yield replace(part, finish_reason=FinishReason.TOOL_CALLS) if called else part
-            reader, carried = CallReader(formed, required), Delta("")
+            reader, carried, calls = CallReader(formed, required), Delta(""), []
         elif carried.extension:
             yield carried
             carried = Delta("")
+
+
+async def _invalid(calls: Sequence[CallDelta], schemas: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Calls that do not obey their functions' schemas, which the grammar may not have enforced."""
+    if not any(call.name in schemas for call in calls):
+        return []
+    from outrider_core.chat.api.call_checks import fault_of
+
+    faults = [await asyncio.to_thread(fault_of, call.arguments, schemas.get(call.name, {})) for call in calls]
+    return [
+        {"index": call.index, "name": call.name, "why": why} for call, why in zip(calls, faults, strict=True) if why
+    ]
+
+
+def told(
+    calls: bool, formed: bool, required: bool, schemas: Mapping[str, Mapping[str, Any]] | None
+) -> Callable[[AnswerParts], AnswerParts]:
+    """`with_calls` for a request with tools, nothing for one without."""
+    if not calls:
+        return as_it_is
+    return partial(with_calls, formed=formed, required=required, schemas=schemas)
 
 
 def as_it_is(answer: AnswerParts) -> AnswerParts:
@@ -145,7 +180,8 @@ class Usage:
 class ChatWriter:
     """Chat completions. fingerprint: names what draws the text. usage: a stream ends with token counts.
 
-    calls: the answer may call functions. chances: log probabilities were asked for. formed, required: see CallReader.
+    calls: the answer may call functions. chances: log probabilities were asked for. formed, required, schemas: see
+    with_calls.
     """
 
     def __init__(
@@ -158,6 +194,7 @@ class ChatWriter:
         chances: bool = False,
         formed: bool = False,
         required: bool = False,
+        schemas: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
         self.id = f"chatcmpl-{secrets.token_hex(12)}"
         self._head = {
@@ -167,10 +204,7 @@ class ChatWriter:
             "system_fingerprint": fingerprint,
         }
         self._usage, self._shows_usage = Usage(prompt_tokens), usage
-        self._chances, self._told = (
-            chances,
-            partial(with_calls, formed=formed, required=required) if calls else as_it_is,
-        )
+        self._chances, self._told = chances, told(calls, formed, required, schemas)
 
     async def whole(self, answer: AnswerParts) -> dict[str, Any]:
         """See ReplyWriter."""

@@ -58,7 +58,15 @@ class ChatRequest(Fields, kw_only=True):
         """See ApiRequest."""
         calls, chances = self.tool_use is not None, self.top is not None
         return ChatWriter(
-            model, fingerprint, prompt_tokens, self.include_usage, calls, chances, self.formed, self.must_call
+            model,
+            fingerprint,
+            prompt_tokens,
+            self.include_usage,
+            calls,
+            chances,
+            self.formed,
+            self.must_call,
+            self.schemas,
         )
 
     def check(self) -> None:

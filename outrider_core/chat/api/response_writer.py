@@ -5,7 +5,6 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
-from functools import partial
 from typing import Any
 
 from outrider_core.chat.api.errors import ApiError
@@ -14,10 +13,9 @@ from outrider_core.chat.api.replies import (
     Delta,
     Ending,
     Usage,
-    as_it_is,
     chances_of,
     event,
-    with_calls,
+    told,
 )
 from outrider_core.chat.api.tools import CallDelta
 from outrider_core.protocol.ending import FinishReason
@@ -28,7 +26,7 @@ ResponseEvent = dict[str, Any]
 class ResponseWriter:
     """See `outrider_core.chat.api.replies.ReplyWriter`. echoed: what a reply repeats of its request.
 
-    calls: the answer may call functions. formed, required: see `outrider_core.chat.api.tools.CallReader`.
+    calls: the answer may call functions. formed, required, schemas: see `outrider_core.chat.api.replies.with_calls`.
     """
 
     def __init__(
@@ -39,9 +37,10 @@ class ResponseWriter:
         calls: bool = False,
         formed: bool = False,
         required: bool = False,
+        schemas: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
         self.id = f"resp_{secrets.token_hex(16)}"
-        self._told = partial(with_calls, formed=formed, required=required) if calls else as_it_is
+        self._told = told(calls, formed, required, schemas)
         self._calls, self._usage = calls, Usage(prompt_tokens)
         self._head = {
             "id": self.id,

@@ -128,7 +128,7 @@ class ResponseRequest(Fields, kw_only=True):
     def writer(self, model: str, fingerprint: str, prompt_tokens: int, prompt_text: Callable[[], str]) -> ReplyWriter:
         """See ApiRequest."""
         calls = self.tool_use is not None
-        return ResponseWriter(model, self._echoed(), prompt_tokens, calls, self.formed, self.must_call)
+        return ResponseWriter(model, self._echoed(), prompt_tokens, calls, self.formed, self.must_call, self.schemas)
 
     def check(self) -> None:
         """See Fields."""

@@ -1,0 +1,58 @@
+"""Whether a call's arguments obey the schema of their function, which a grammar may not have enforced.
+
+Both schema and arguments may be a stranger's: the work is bounded, and expressions, which Python can be made to try for
+hours, are left out.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sized
+from typing import Any
+
+from jsonschema import Draft202012Validator, ValidationError
+from jsonschema.exceptions import SchemaError, best_match
+from jsonschema.validators import extend, validator_for
+
+#: keywords looked at, and values compared, before a check is given up
+STEPS = 20_000
+UNCHECKED = ("pattern", "patternProperties", "format")
+
+
+class _TooMuch(Exception):
+    """The check takes too many steps."""
+
+
+def fault_of(arguments: str, schema: Mapping[str, Any]) -> str:
+    """Why `arguments`, JSON text, do not obey `schema`, in one line; "" where they do, or where it cannot be told."""
+    left = STEPS
+
+    def bounded(rule: Callable[..., Iterator[ValidationError] | None]) -> Callable[..., Iterator[ValidationError]]:
+        def run(validator: Any, value: Any, instance: Any, within: Any) -> Iterator[ValidationError]:
+            nonlocal left
+            size = len(instance) if isinstance(instance, Sized) else 1
+            left -= 1 + (len(value) if isinstance(value, list) else 1) + (size * size if rule is unique else 0)
+            if left < 0:
+                raise _TooMuch
+            yield from rule(validator, value, instance, within) or ()
+
+        return run
+
+    try:
+        kind = validator_for(schema, default=Draft202012Validator)
+        unique = kind.VALIDATORS.get("uniqueItems")
+        rules = {name: bounded(rule) for name, rule in kind.VALIDATORS.items()}
+        open_names = "patternProperties" in json.dumps(schema)
+        rules |= dict.fromkeys([*UNCHECKED, *["additionalProperties"] * open_names], _unchecked)
+        checked = extend(kind, rules)
+        checked.check_schema(schema)
+        found = best_match(checked(schema).iter_errors(json.loads(arguments)))
+    except (_TooMuch, SchemaError, RecursionError):
+        return ""
+    except Exception as error:  # a reference to what is not there, and whatever a strange schema makes of the library
+        return "" if not isinstance(error, ValueError) else f"no JSON: {error}"
+    return "" if found is None else f"{found.json_path}: {found.message}"[:300]
+
+
+def _unchecked(validator: Any, value: Any, instance: Any, schema: Any) -> Iterator[ValidationError]:
+    yield from ()
