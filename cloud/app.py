@@ -77,7 +77,11 @@ class App:
         if verifier.tokenizer is not None:
             backend = EngineBackend(verifier, verifier.model_name, verifier.tokenizer, self.admit, self.gate)
             routes += api_routes(backend)
-        self.asgi: ASGIApp = Traced(api_app(routes, settings.allow_origin, self._lifespan), verifier.metrics)
+        app, paths = (
+            api_app(routes, settings.allow_origin, self._lifespan),
+            {getattr(each, "path", "") for each in routes},
+        )
+        self.asgi: ASGIApp = Traced(app, verifier.metrics, {path for path in paths if "{" not in path})
 
     async def drain(self, seconds: float) -> None:
         """Accept nothing new, tell the devices, let rounds under way end for at most `seconds`, close the sockets."""

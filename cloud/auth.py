@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 
-from cloud.server.accounts import AuthError, limit_type, read_accounts
+from cloud.server.accounts import AuthError, limit_type, parse_accounts
 from cloud.server.limits import AccountLimits
 
 
@@ -35,16 +35,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     path: Path = arguments.file
     try:
         before = path.read_bytes() if path.exists() else b""
+        addition = (b"" if before.endswith(b"\n") or not before else b"\n") + line.encode() + b"\n"
+        parse_accounts(path, before + addition)  # before anything is written
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         with os.fdopen(descriptor, "wb") as file:
-            file.write((b"" if before.endswith(b"\n") or not before else b"\n") + line.encode() + b"\n")
+            file.write(addition)
     except OSError as error:
         print(f"auth: {path}: {error.strerror or error}", file=sys.stderr)
         return 2
-    try:
-        read_accounts(path)
     except AuthError as error:
-        path.write_bytes(before)
         print(f"auth: {error}; nothing was added", file=sys.stderr)
         return 2
     print(token)

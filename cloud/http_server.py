@@ -9,6 +9,7 @@ import socket
 import ssl
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from types import FrameType
 
@@ -43,9 +44,15 @@ class HttpServer(uvicorn.Server):
     """
 
     def __init__(
-        self, verifier: Verifier, settings: Settings, tls: ssl.SSLContext | None, leaving: threading.Event
+        self,
+        verifier: Verifier,
+        settings: Settings,
+        tls: ssl.SSLContext | None,
+        leaving: threading.Event,
+        reloading: threading.Event,
     ) -> None:
-        """leaving: set once a signal came before anything was served; what it raised may have been swallowed."""
+        """leaving, reloading: set once a signal came before anything was served; what an exit raised may have been
+        swallowed."""
         raise_descriptors()
         self.app = App(verifier, settings)
         options = {} if tls is None else {"ssl_context_factory": lambda _config, _default: tls}
@@ -56,18 +63,20 @@ class HttpServer(uvicorn.Server):
         self._verifier = verifier
         self._settings, self._tls = settings, tls
         self._accounts, self._seconds = verifier.accounts, settings.shutdown_timeout
-        self._leaving = leaving
+        self._leaving, self._reloading = leaving, reloading
         self._ending: asyncio.Task[None] | None = None
         self._watching: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
-        self._loop.add_signal_handler(signal.SIGHUP, self._reload)
+        signal.signal(signal.SIGHUP, self._hang_up)
         if self._tls is not None:
             self._loop.create_server = self._tls_server  # type: ignore[method-assign,assignment]
         await super().startup(sockets)
         self._watching = asyncio.create_task(self._watch())
+        if self._reloading.is_set():
+            self._reload()
         if self._leaving.is_set():
             self._end()
 
@@ -85,6 +94,11 @@ class HttpServer(uvicorn.Server):
         if self._ending is not None:
             os._exit(128 + sig)
         self._loop.call_soon_threadsafe(self._end)
+
+    def _hang_up(self, _number: int, _frame: FrameType | None) -> None:
+        assert self._loop is not None
+        with suppress(RuntimeError):  # the loop has ended, and asyncio's own handlers with it: SIGHUP would kill
+            self._loop.call_soon_threadsafe(self._reload)
 
     def _end(self) -> None:
         if self._ending is None:

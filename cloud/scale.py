@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pydantic import ValidationError
 from pydantic_settings import SettingsError
 
-from cloud.scaling.driver import leave, run, say
+from cloud.scaling.driver import leave, reload, run, say
 from cloud.scaling.options import Proxy, Scale, ScaleError
 from cloud.scaling.replica import build
 from cloud.server.accounts import Accounts, AuthError
@@ -40,6 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the replicas until a signal. Returns the exit status; every failure is one line on stderr."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, leave)
+    signal.signal(signal.SIGHUP, reload)
     words = list(sys.argv[1:] if argv is None else argv)
     split = words.index("--") if "--" in words else len(words)
     parsed = _parser().parse_args(words[:split])

@@ -11,7 +11,13 @@ from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
 from pydantic import Field, ValidationError, model_validator
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
+from pydantic_settings import (
+    BaseSettings,
+    EnvSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    TomlConfigSettingsSource,
+)
 
 from outrider_core.models.folders import default_drafter
 from outrider_core.protocol.tree import MAX_NODES
@@ -71,7 +77,10 @@ class Settings(BaseSettings):
     ] = ""
     sockets_per_address: Annotated[
         int | None,
-        Field(ge=0, description="sockets of one address at a time; 0: no limit; default: 1024, on loopback no limit"),
+        Field(
+            ge=0,
+            description="sockets of one address (IPv6: a /64) at a time; 0: no limit; default: 1024, on loopback none",
+        ),
     ] = None
 
     engine: Annotated[
@@ -212,6 +221,21 @@ class Settings(BaseSettings):
         return values
 
 
+class Environment(EnvSettingsSource):
+    """VERIFIER_* variables, without what Kubernetes makes of a Service that is called "verifier"."""
+
+    def __call__(self) -> dict[str, Any]:
+        values = super().__call__()
+        if is_link(str(values.get("port", ""))):
+            del values["port"]
+        return values
+
+
+def is_link(port: str) -> bool:
+    """Return whether a port is a service link of Kubernetes, such as tcp://10.0.0.1:8765."""
+    return port.startswith(("tcp://", "udp://", "sctp://"))
+
+
 def read_settings(flags: Sequence[str], prog: str = "python -m cloud.verifier", **values: Any) -> Settings:
     """Flags, then environment, then the file that either names. prog: how the command was called, for help.
 
@@ -241,7 +265,7 @@ def read_settings(flags: Sequence[str], prog: str = "python -m cloud.verifier", 
             file_secret_settings: PydanticBaseSettingsSource,
         ) -> tuple[PydanticBaseSettingsSource, ...]:
             file = [TomlConfigSettingsSource(settings_cls, path)] if path else []
-            return init_settings, env_settings, *file
+            return init_settings, Environment(settings_cls), *file
 
     arguments: dict[str, Any] = {"_cli_parse_args": list(flags), "_cli_prog_name": prog}
     return WithFile(**arguments, **values)
@@ -264,9 +288,16 @@ def unknown_variables() -> list[str]:
 
 
 def describe_errors(error: ValidationError) -> str:
-    """All faults as `--flag: what is wrong`, in one line."""
+    """All faults as `--flag: what is wrong`, in one line, with the variable of the environment that a value is from."""
     faults: Sequence[Mapping[str, Any]] = error.errors()
-    flags = ["--" + str(fault["loc"][0]).replace("_", "-") + ": " if fault["loc"] else "" for fault in faults]
-    return "; ".join(
-        flag + fault["msg"].removeprefix("Value error, ") for flag, fault in zip(flags, faults, strict=True)
-    )
+    return "; ".join(map(_describe, faults))
+
+
+def _describe(fault: Mapping[str, Any]) -> str:
+    text = str(fault["msg"]).removeprefix("Value error, ")
+    if not fault["loc"]:
+        return text
+    name = str(fault["loc"][0])
+    variable, value = f"VERIFIER_{name.upper()}", str(fault["input"])
+    source = f" (the environment has {variable}={value})" if os.environ.get(variable) == value else ""
+    return f"--{name.replace('_', '-')}: {text}{source}"

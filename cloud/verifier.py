@@ -20,13 +20,15 @@ from pydantic import ValidationError
 from pydantic_settings import SettingsError
 
 from cloud.server.tls import CertificateError, tls_context
-from cloud.settings import Settings, describe_errors, read_settings, unknown_variables
+from cloud.settings import Settings, describe_errors, is_link, read_settings, unknown_variables
 from cloud.telemetry import log
 from outrider_core.serving import bind, in_url
 
 #: a signal came before anything was served; a library's `except:` around an import may have swallowed the exit, or
 #: Python itself, in a callback of its own
 _leaving = threading.Event()
+#: SIGHUP came before anything was served: what is to be read again may have been read before it
+_reloading = threading.Event()
 
 
 def main(argv: Sequence[str] | None = None, prog: str = "python -m cloud.verifier") -> int:
@@ -37,6 +39,8 @@ def main(argv: Sequence[str] | None = None, prog: str = "python -m cloud.verifie
     _open_standard_streams()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _leave)
+    if hasattr(signal, "SIGHUP"):  # not on Windows
+        signal.signal(signal.SIGHUP, _reload_later)
     try:
         settings = read_settings(sys.argv[1:] if argv is None else argv, prog)
     except ValidationError as error:
@@ -51,6 +55,8 @@ def main(argv: Sequence[str] | None = None, prog: str = "python -m cloud.verifie
     log.write_to_stderr(settings)
     for name in unknown_variables():
         log.warning("unknown variable in the environment: no setting has this name", name=name)
+    if is_link(link := os.environ.get("VERIFIER_PORT", "")):
+        log.warning("VERIFIER_PORT is passed over: a link that Kubernetes makes for a Service, and no port", value=link)
     if int(os.environ.get("RANK", "0")) > 0:
         return _follow(settings)
     try:
@@ -87,13 +93,11 @@ def _run(settings: Settings, bound: list[socket.socket], context: ssl.SSLContext
     except (TargetError, DrafterError, AuthError, PageError) as error:
         return _fail(str(error))
     try:
-        server = HttpServer(verifier, settings, context, _leaving)
+        server = HttpServer(verifier, settings, context, _leaving, _reloading)
     except PageError as error:
         return _fail(str(error))
     if _leaving.is_set():
         return 0
-    for each in bound:
-        each.listen(server.config.backlog)
     host, port = bound[0].getsockname()[:2]
     _say(
         f"verifier ready: {'wss' if context else 'ws'}://{in_url(host)}:{port}/v1/verify target={verifier.target_hash} "
@@ -115,7 +119,7 @@ def _follow(settings: Settings) -> int:
     from outrider_core.models.moa_config import DrafterError
     from outrider_core.targets.source import TargetError
 
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     try:
         load_verifier(settings)
@@ -128,6 +132,10 @@ def _leave(_number: int, _frame: FrameType | None) -> None:
     """Exit 0 while loading. Once it serves, `cloud.http_server.HttpServer` has its own handlers."""
     _leaving.set()
     raise SystemExit(0)
+
+
+def _reload_later(_number: int, _frame: FrameType | None) -> None:
+    _reloading.set()
 
 
 def _say(line: str) -> None:

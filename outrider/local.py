@@ -21,12 +21,13 @@ from types import TracebackType
 from typing import Any
 
 import structlog
+from pydantic import ValidationError
 
 from cloud.loading import load_verifier
 from cloud.server.connection import Connection
 from cloud.server.limits import UNLIMITED, Account
 from cloud.server.service import Verifier
-from cloud.settings import Settings
+from cloud.settings import Settings, describe_errors
 from cloud.telemetry.progress import BuildProgress
 from edge_runtime.link.websocket import (
     Arrived,
@@ -52,6 +53,7 @@ from outrider_core.protocol.wire import (
     decode_server,
     encode,
 )
+from outrider_core.targets.source import TargetError
 
 #: how often a link checks that the engine thread is alive, in seconds
 POLL_SECONDS = 0.5
@@ -101,9 +103,19 @@ class LocalVerifier:
             "max_model_len": manifest.max_context,
             "kv_tokens": manifest.max_context + MAX_NODES,
             "prefix_cache": "on",  # one process, one user
+            # nothing of it is served, whatever the environment has for verifiers that are
+            "host": "127.0.0.1",
+            "port": 0,
+            "auth_file": None,
+            "ssl_certfile": None,
+            "ssl_keyfile": None,
             **settings,
         }
-        return cls(load_verifier(Settings(**values), progress))
+        try:
+            chosen = Settings(**values)
+        except ValidationError as error:
+            raise TargetError(describe_errors(error)) from None
+        return cls(load_verifier(chosen, progress))
 
     def __enter__(self) -> LocalVerifier:
         self.verifier.start()

@@ -10,6 +10,9 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
+#: connections that wait to be accepted; the system may allow fewer
+BACKLOG = 2048
+
 
 def is_loopback(host: str | None) -> bool:
     """Return whether a host, by name or address, can be reached from this machine only."""
@@ -20,15 +23,32 @@ def is_loopback(host: str | None) -> bool:
     return (getattr(address, "ipv4_mapped", None) or address).is_loopback
 
 
+def client_of(host: str) -> str:
+    """Return what counts as one client's address: of IPv6 its /64, which is what a home or a machine is given.
+
+    An IPv4 address that came through an IPv6 socket is that address.
+    """
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return host
+    if isinstance(address, ipaddress.IPv4Address):
+        return host
+    if address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    return f"{ipaddress.IPv6Address(address.packed[:8] + bytes(8))}/64"
+
+
 def in_url(host: str) -> str:
     """Return a host as URLs have it: an IPv6 address in brackets."""
     return f"[{host}]" if ":" in host else host
 
 
 def bind(host: str, port: int) -> list[socket.socket]:
-    """Bind sockets to all addresses of `host` that this machine has, on one port; 0 takes a free one. None listens yet.
+    """Listen on all addresses of `host` that this machine has, on one port; 0 takes a free one.
 
-    Raises OSError.
+    A second program on that port fails from here on; two that are bound and do not listen yet may share it. Connections
+    wait until somebody accepts them. Raises OSError.
     """
     bound, missing = list[socket.socket](), OSError(errno.EADDRNOTAVAIL, "no such address")
     try:
@@ -60,9 +80,10 @@ def _bound(family: int, address: tuple[Any, ...], both: bool) -> socket.socket:
     try:
         if os.name == "posix":  # elsewhere it would let two programs share a port
             made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if both and family == socket.AF_INET6:
-            made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        if family == socket.AF_INET6:  # else it has IPv4's connections too, whatever this system's default is
+            made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, int(both))
         made.bind(address)
+        made.listen(BACKLOG)
     except OSError:
         made.close()
         raise

@@ -13,7 +13,7 @@ import pytest
 from cloud.scaling.driver import _check_addresses
 from cloud.scaling.options import ScaleError
 from cloud.settings import Settings
-from outrider_core.serving import PageRules, bearer, bind, in_url, is_loopback
+from outrider_core.serving import PageRules, bearer, bind, client_of, in_url, is_loopback
 
 BOTH = ("127.0.0.1", "::1")
 
@@ -47,10 +47,57 @@ def test_all_addresses_of_a_name_on_one_port() -> None:
     with bound_to("localhost") as bound:
         assert [each.getsockname()[0] for each in bound] == list(BOTH)
         (port,) = {each.getsockname()[1] for each in bound}
-        for each in bound:
-            each.listen()
         for host in BOTH:
             socket.create_connection((host, port), timeout=5).close()
+
+
+def test_the_second_program_on_a_port_learns_it_at_once() -> None:
+    """Not once it listens: by then both have loaded a large model."""
+    with bound_to("127.0.0.1") as bound:
+        port = bound[0].getsockname()[1]
+        with pytest.raises(OSError) as refused, bound_to("127.0.0.1", port):
+            pass
+        assert refused.value.errno == errno.EADDRINUSE
+    with bound_to("127.0.0.1", port):  # at once behind the first, whose connections the system still remembers
+        pass
+
+
+@pytest.mark.parametrize("hosts", [("::", "0.0.0.0"), ("0.0.0.0", "::"), ("::",)])
+def test_a_name_of_both_kinds_has_a_socket_for_each(hosts: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or one for both, where the name has an address of IPv6 alone."""
+    resolve = socket.getaddrinfo
+
+    def named(host: str, *arguments: Any, **options: Any) -> list[Any]:
+        found = hosts if host == "name" else (host,)
+        return [each for one in found for each in resolve(one, *arguments, **options)]
+
+    if not socket.has_dualstack_ipv6():
+        pytest.skip("this machine has no IPv6")
+    monkeypatch.setattr(socket, "getaddrinfo", named)
+    with bound_to("name") as bound:
+        families = [each.family for each in bound]
+        assert len(bound) == len(hosts) and families.count(socket.AF_INET6) == 1
+        six = bound[families.index(socket.AF_INET6)]
+        assert six.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY) == (len(hosts) > 1)
+        port = six.getsockname()[1]
+        for host in ("127.0.0.1", "::1"):
+            with socket.create_connection((host, port), timeout=5):
+                listener = six if host == "::1" or len(hosts) == 1 else bound[families.index(socket.AF_INET)]
+                accepted, address = listener.accept()
+                accepted.close()
+                assert is_loopback(address[0])
+                assert client_of(address[0]) == (host if host == "127.0.0.1" else "::/64")
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [("2001:db8:1:2::1", "2001:db8:1:2:ffff:ffff:ffff:ffff", True), ("2001:db8:1:2::1", "2001:db8:1:3::1", False),
+     ("::ffff:192.0.2.7", "192.0.2.7", True), ("::ffff:192.0.2.7", "::ffff:192.0.2.8", False),
+     ("192.0.2.7", "192.0.2.8", False), ("fe80::1%eth0", "fe80::2%eth0", True), ("::1", "2001:db8::1", False),
+     ("", "", True), ("unix", "unix", True)],
+)  # fmt: skip
+def test_a_client_has_a_network_of_addresses(one: str, other: str, same: bool) -> None:
+    assert (client_of(one) == client_of(other)) == same
 
 
 @pytest.mark.usefixtures("named")
@@ -85,7 +132,8 @@ def test_an_address_that_this_machine_lacks_is_passed_over(monkeypatch: pytest.M
 
 @pytest.mark.parametrize(
     ("host", "expected"),
-    [("localhost", True), ("127.0.0.1", True), ("127.0.0.2", True), ("::1", True), ("0.0.0.0", False), ("::", False),
+    [("::ffff:127.0.0.1", True), ("::ffff:192.0.2.1", False), ("localhost", True), ("127.0.0.1", True),
+     ("127.0.0.2", True), ("::1", True), ("0.0.0.0", False), ("::", False),
      ("192.0.2.1", False), ("localhost.example", False), ("", False), (None, False)],
 )  # fmt: skip
 def test_loopback(host: str | None, expected: bool) -> None:

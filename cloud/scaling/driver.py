@@ -92,7 +92,7 @@ def _start(scale: Scale, settings: Settings, address: str | None) -> None:
         raise ScaleError(f"cannot join Ray at {address}: {error}") from None
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, leave)  # Ray has set its own
-    signal.signal(signal.SIGHUP, _reload)
+    signal.signal(signal.SIGHUP, reload)
     for name, each in (("CPU", scale.cpus_per_replica), ("GPU", scale.gpus_per_replica)):
         needed, there = each * scale.replicas, ray.cluster_resources().get(name, 0.0)
         if needed > there:
@@ -176,7 +176,8 @@ def leave(_number: int, _frame: FrameType | None) -> NoReturn:
     raise SystemExit(0)
 
 
-def _reload(_number: int, _frame: FrameType | None) -> None:
+def reload(_number: int, _frame: FrameType | None) -> None:
+    """A signal handler that says what is read again without it."""
     say("replicas read a changed token file by themselves, within seconds; a new certificate takes a restart")
 
 

@@ -99,9 +99,18 @@ def _version(path: Path) -> tuple[int, int] | None:
 def read_accounts(path: Path) -> list[tuple[bytes, str, AccountLimits]]:
     """Return digest, name and limits of each line of a token file. Raises AuthError."""
     try:
-        lines = path.read_text("utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise AuthError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+        data = path.read_bytes()
+    except OSError as error:
+        raise AuthError(f"{path}: cannot be read: {error.strerror or error}") from None
+    return parse_accounts(path, data)
+
+
+def parse_accounts(path: Path, data: bytes) -> list[tuple[bytes, str, AccountLimits]]:
+    """Return what `read_accounts` does, of a file with these bytes. Raises AuthError."""
+    try:
+        lines = data.decode("utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise AuthError(f"{path}: cannot be read: {error}") from None
     kinds = {limit.name: limit_type(limit) for limit in fields(AccountLimits)}
     accounts: list[tuple[bytes, str, AccountLimits]] = []
     for number, line in enumerate(lines, 1):

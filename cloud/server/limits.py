@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from cloud.settings import Settings
 from cloud.telemetry.metrics import Metrics
-from outrider_core.serving import is_loopback
+from outrider_core.serving import client_of, is_loopback
 
 if TYPE_CHECKING:  # uvicorn is not needed where the target runs on the device itself
     from outrider_core.http_protocol import HttpProtocol
@@ -176,7 +176,7 @@ class Gate:
 
         Where there are too many, the one goes whose client has asked nothing for longest and may still ask.
         """
-        address = protocol.address
+        address = client_of(protocol.address)
         if self._total >= self.most_sockets and not _spare(protocol, None):
             self.refused(RefusalReason.DESCRIPTORS)
             return False
@@ -190,6 +190,7 @@ class Gate:
 
     def leave(self, address: str) -> None:
         """A counted socket is gone."""
+        address = client_of(address)
         self._total -= 1
         self._sockets[address] -= 1
         if not self._sockets[address]:
@@ -204,7 +205,7 @@ class Gate:
 def _spare(protocol: HttpProtocol, address: str | None) -> bool:
     """Cut a connection that is only kept, of this address or of any. False: there is none."""
     kept = [one for one in protocol.connections if isinstance(one, type(protocol)) and one.kept]
-    kept = [one for one in kept if not one.transport.is_closing() and address in (None, one.address)]
+    kept = [one for one in kept if not one.transport.is_closing() and address in (None, client_of(one.address))]
     if kept:
         min(kept, key=lambda one: one.since).cut()
     return bool(kept)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import secrets
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -15,8 +16,6 @@ TRACE = "outrider_trace"
 _ID = re.compile(rb"[A-Za-z0-9._:/+=-]{1,128}")
 #: W3C Trace Context: version, trace id, parent id, flags
 _TRACEPARENT = re.compile(rb"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
-#: paths that are counted by name; strangers may ask for any number of others
-_PATHS = ("/v1/chat/completions", "/v1/models", "/v1/verify", "/metrics", "/healthz", "/readyz")
 _STARTS = ("http.response.start", "websocket.accept", "websocket.http.response.start")
 
 
@@ -40,10 +39,13 @@ def trace_of(scope: Scope) -> Trace:
 
 
 class Traced:
-    """An ASGI app whose requests and WebSockets have ids. X-Request-Id and traceparent are echoed."""
+    """An ASGI app whose requests and WebSockets have ids. X-Request-Id and traceparent are echoed.
 
-    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
-        self._app, self._metrics = app, metrics
+    paths: that are counted by name; strangers may ask for any number of others.
+    """
+
+    def __init__(self, app: ASGIApp, metrics: Metrics, paths: Collection[str]) -> None:
+        self._app, self._metrics, self._paths = app, metrics, frozenset(paths)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
@@ -59,7 +61,7 @@ class Traced:
         async def traced(message: Message) -> None:
             if message["type"] in _STARTS:
                 message["headers"] = [*message.get("headers", ()), *echoed]
-                path = scope["path"] if scope["path"] in _PATHS else "other"
+                path = scope["path"] if scope["path"] in self._paths else "other"
                 self._metrics.http_requests.labels(path, str(message.get("status", 101))).inc()
             await send(message)
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
+import signal
+import socket
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, fields
@@ -20,7 +23,7 @@ from outrider.cli.arguments import parse
 from outrider.cli.chat import chat
 from outrider.cli.generate import generate
 from outrider.cli.opening import CommandError, open_server
-from outrider.cli.options import ChatOptions, DoctorOptions, GenerateOptions, Options, ServeOptions
+from outrider.cli.options import ChatOptions, DoctorOptions, GenerateOptions, Options, ServeOptions, WritingOptions
 from outrider_core.drafting.bundle import Bundle, BundleError, open_bundle
 from outrider_core.serving import bind, in_url, is_loopback
 
@@ -64,6 +67,14 @@ def run(options: Options) -> int:
     """Raises one of EXPECTED."""
     if isinstance(options, DoctorOptions):
         return doctor(options)
+    with contextlib.ExitStack() as sockets:
+        bound = _listen(options) if isinstance(options, ServeOptions) else []  # before anything large is loaded
+        for each in bound:
+            sockets.enter_context(each)
+        return _run(options, bound)
+
+
+def _run(options: WritingOptions, bound: list[socket.socket]) -> int:
     bundle = open_bundle(options.bundle)
     address = options.server
     if address and options.policy != "device-only" and in_clear_text(address):
@@ -75,16 +86,31 @@ def run(options: Options) -> int:
             case ChatOptions():
                 return asyncio.run(chat(options, bundle, server))
             case ServeOptions():
-                return asyncio.run(serve(options, bundle, server))
+                return asyncio.run(serve(options, bundle, server, bound))
+            case _:
+                raise AssertionError(options)
 
 
-async def serve(options: ServeOptions, bundle: Bundle, server: str | LinkMaker | None) -> int:
+def _listen(options: ServeOptions) -> list[socket.socket]:
+    """Take the port, and outlive whoever started it. Raises CommandError."""
+    if not is_loopback(options.host) and not options.api_key:
+        raise CommandError(f"{options.host} is open to other machines; give --api-key too, or serve on 127.0.0.1")
+    if hasattr(signal, "SIGHUP") and not (sys.stdin and sys.stdin.isatty()):  # a terminal that closes ends it
+        with contextlib.suppress(ValueError):  # not the main thread
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        return bind(options.host, options.port)
+    except OSError as error:
+        raise CommandError(f"cannot listen on {options.host} port {options.port}: {error.strerror or error}") from None
+
+
+async def serve(
+    options: ServeOptions, bundle: Bundle, server: str | LinkMaker | None, bound: list[socket.socket]
+) -> int:
     try:
         from outrider.cli.serve import Endpoint, run
     except ImportError as error:
         raise CommandError(f"serve needs {error.name or error}; run: pip install 'outrider[serve]'") from None
-    if not is_loopback(options.host) and not options.api_key:
-        raise CommandError(f"{options.host} is open to other machines; give --api-key too, or serve on 127.0.0.1")
     runtime = EdgeRuntime(bundle, server, options.runtime(lookup=not options.no_lookup))
     endpoint = Endpoint(
         runtime,
@@ -93,10 +119,6 @@ async def serve(options: ServeOptions, bundle: Bundle, server: str | LinkMaker |
         key=options.api_key,
         aliases=options.alias,
     )
-    try:
-        bound = bind(options.host, options.port)
-    except OSError as error:
-        raise CommandError(f"cannot listen on {options.host} port {options.port}: {error.strerror or error}") from None
     port = bound[0].getsockname()[1]
     print(f"{endpoint.model} on http://{in_url(options.host)}:{port}/v1", file=sys.stderr, flush=True)
     await run(endpoint, bound)

@@ -73,6 +73,19 @@ def test_a_file_that_cannot_be_written_is_one_line(tmp_path: Path, capsys: Any) 
         assert capsys.readouterr().err == f"auth: {path}: {why}\n"
 
 
+@pytest.mark.parametrize("before", [None, "", "broken\n"])
+def test_a_refused_name_leaves_the_file_as_it_was(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], before: str | None
+) -> None:
+    """An empty one would keep a verifier from starting."""
+    path = tmp_path / "tokens"
+    if before is not None:
+        path.write_text(before)
+    assert main([str(path), "two words"]) == 2
+    assert "nothing was added" in capsys.readouterr().err
+    assert (path.read_text() if path.exists() else None) == before
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [

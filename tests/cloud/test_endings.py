@@ -23,7 +23,7 @@ from websockets.exceptions import ConnectionClosed
 from cloud.torch_engine.process import free_port
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.tree import TokenTree
-from outrider_core.protocol.wire import ERR_GOING_AWAY, ERR_INTERNAL, Error, Open, Opened, pack_ids
+from outrider_core.protocol.wire import ERR_GOING_AWAY, ERR_INTERNAL, Error, Generate, Open, Opened, Verdict, pack_ids
 from tests.cloud.drive import Client
 from tests.cloud.running import ENVIRONMENT, PROMPT, ROOT, TRUTH, Running, running, save_folder
 from tests.waiting import HANG, until
@@ -137,6 +137,34 @@ def test_a_failed_step_is_counted_and_a_good_one_forgets_it(folder: Path, tmp_pa
             (tmp_path / "fault").write_text("")
             expect_answers(server)
             assert server.metric("outrider:step_failures_total") == failures
+
+
+@pytest.mark.parametrize("state", ["loading", "ready", "draining"])
+def test_sighup_ends_no_state(folder: Path, tmp_path: Path, state: str) -> None:
+    """systemd takes an end by SIGHUP for a clean one, and starts nothing again."""
+    with running(folder, "--shutdown-timeout", "30", step_ms=200, wait=state != "loading") as server:
+        process = server.process
+        assert until(lambda: handles(process.pid, signal.SIGHUP))
+        if state == "draining":
+            client = server.client()
+            client.open(PROMPT)
+            client.send(Generate(0, 1, len(PROMPT), 5))
+            process.send_signal(signal.SIGTERM)
+            assert until(lambda: "ending" in server.log.read_text())
+        process.send_signal(signal.SIGHUP)
+        if state == "loading":
+            assert process.stdout and "verifier ready" in process.stdout.readline()
+        if state == "draining":
+            drawn = list[int]()
+            while len(drawn) < 5:  # ERROR 9 comes in between
+                if isinstance(message := client.any(), Verdict):
+                    drawn.append(message.bonus)
+            assert drawn == TRUTH[:5]
+        else:
+            assert until(lambda: "nothing to reload" in server.log.read_text())
+            assert process.poll() is None
+            process.send_signal(signal.SIGTERM)
+        assert ended(server) == 0
 
 
 @pytest.mark.parametrize("state", ["loading", "ready", "hanging", "broken", "requests under way"])

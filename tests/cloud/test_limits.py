@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import httpx
 import pytest
@@ -24,8 +25,12 @@ from cloud.auth import main as make_token
 from cloud.engine import fair_worker
 from cloud.engine.fair_worker import FairWorker
 from cloud.server.accounts import Accounts
+from cloud.server.limits import Gate
 from cloud.server.service import Verifier
+from cloud.settings import Settings
+from cloud.telemetry.metrics import Metrics
 from outrider_core.chat.tokenizer import chat_tokenizer_of
+from outrider_core.http_protocol import HttpProtocol
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.tree import TokenTree
 from outrider_core.protocol.wire import ERR_BOUNDS, ERR_BUSY, ERR_TOO_LONG, Error, Open, pack_ids
@@ -288,6 +293,22 @@ def test_an_open_is_charged_before_its_tokens_are_looked_at(tmp_path: Path, caps
             client.send(Open(0, os.urandom(16), 0, tokens, 0, Sampling()))
             codes.append(client.receive(Error).code)
         assert codes == [ERR_TOO_LONG, ERR_BOUNDS, ERR_BUSY]
+
+
+def test_a_network_of_ipv6_counts_as_one_address() -> None:
+    """A home has 2^64 addresses; and IPv4 that comes through an IPv6 socket is what it is elsewhere."""
+    gate = Gate(Settings(host="::", insecure=True, sockets_per_address=3), Metrics())
+    home = [f"2001:db8:7:7::{each:x}" for each in range(1, 6)]
+    mapped = ["::ffff:192.0.2.7", "192.0.2.7", "::ffff:192.0.2.7", "192.0.2.7"]
+    entered = [
+        gate.enter(cast(HttpProtocol, SimpleNamespace(address=address, connections=()))) for address in (*home, *mapped)
+    ]
+    assert entered == [True, True, True, False, False, True, True, True, False]
+    gate.leave(home[4])  # whichever of them goes
+    assert gate.enter(cast(HttpProtocol, SimpleNamespace(address=home[3], connections=())))
+    for address in (*home[:3], *mapped[:3]):
+        gate.leave(address)
+    assert not gate._sockets
 
 
 class Panic(BaseException):

@@ -258,6 +258,41 @@ def test_unknown_variables_are_named_in_the_log(folder: Path, monkeypatch: pytes
     assert [line["name"] for line in lines if "unknown variable" in line["event"]] == ["VERIFIER_MAX_NOEDS"]
 
 
+LINKS = {
+    "VERIFIER_SERVICE_HOST": "10.0.0.7", "VERIFIER_SERVICE_PORT": "8765", "VERIFIER_PORT": "tcp://10.0.0.7:8765",
+    "VERIFIER_PORT_8765_TCP": "tcp://10.0.0.7:8765", "VERIFIER_PORT_8765_TCP_ADDR": "10.0.0.7",
+}  # fmt: skip
+
+
+def test_service_links_of_kubernetes_set_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As every container has them beside a Service called "verifier"."""
+    for name, value in LINKS.items():
+        monkeypatch.setenv(name, value)
+    assert read_settings([]).port == 8765 and read_settings(["--port", "9"]).port == 9
+    file = tmp_path / "verifier.toml"
+    file.write_text("port = 7\n")
+    assert read_settings(["--config", str(file)]).port == 7
+    monkeypatch.setenv("VERIFIER_PORT", "81")
+    assert read_settings([]).port == 81
+
+
+def test_service_links_are_named_in_the_log(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in LINKS.items():
+        monkeypatch.setitem(ENVIRONMENT, name, value)
+    with running(folder) as server:
+        lines = [json.loads(line) for line in server.log.read_text().splitlines() if line.startswith("{")]
+    (link,) = [line for line in lines if "VERIFIER_PORT is passed over" in line["event"]]
+    assert link["value"] == LINKS["VERIFIER_PORT"]
+
+
+def test_a_fault_names_the_variable_that_it_comes_from() -> None:
+    command = [sys.executable, "-m", "cloud.verifier", "--port", "0"]
+    wrong = {**ENVIRONMENT, "VERIFIER_MAX_NODES": "many"}
+    result = subprocess.run(command, cwd=ROOT, env=wrong, capture_output=True, text=True, timeout=HANG)
+    (line,) = result.stderr.strip().splitlines()
+    assert "--max-nodes" in line and "the environment has VERIFIER_MAX_NODES=many" in line
+
+
 def peer_name(address: str, authority: trustme.CA) -> str:
     """The common name of the certificate that new connections see."""
     host, port = address.split(":")

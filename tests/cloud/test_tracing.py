@@ -107,6 +107,10 @@ def test_replies_are_counted_and_timed(logged: tuple[str, list[Any]], verifier: 
         assert sample("http_requests_total", path=chat, status="400") == 1
         assert sample("http_requests_total", path="other", status="404") == 1
         assert sample("http_requests_total", path="/v1/verify", status="101") == 1
+        for path in ("/v1/completions", "/v1/responses", "/v1/models"):  # every route has a name of its own
+            status = str(httpx.post(f"http://{address}{path}", json={}).status_code)
+            assert sample("http_requests_total", path=path, status=status) == 1
+        assert sample("http_requests_total", path="other", status="404") == 1
         ended = {reason: sample("request_success_total", finished_reason=reason) for reason in ("length", "stop")}
         assert ended == {"length": 2, "stop": 1}
         assert sample("time_to_first_token_seconds_count") >= 3 and sample("inter_token_latency_seconds_count") >= 4

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -213,9 +214,29 @@ def test_loopback_needs_no_key(
 def test_a_port_in_use_is_said_and_nothing_else(capsys: pytest.CaptureFixture[str], folders: Folders) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        assert device.main(["serve", "--bundle", str(folders[2]), "--port", str(port)]) == 1
+        assert device.main(["serve", "--bundle", "/nowhere", "--port", str(port)]) == 1  # before anything is loaded
     (line,) = capsys.readouterr().err.splitlines()
     assert line == f"error: cannot listen on 127.0.0.1 port {port}: Address already in use"
+
+
+def test_a_hang_up_ends_serve_only_with_its_terminal(folders: Folders) -> None:
+    """A service manager sends it for a reload, a terminal as it closes."""
+    usual = "import os, signal, sys; signal.signal(signal.SIGHUP, signal.SIG_DFL); os.execv(sys.argv[1], sys.argv[1:])"
+    serving = [sys.executable, "-m", "outrider", "serve", "--bundle", str(folders[2]), "--port", "0"]
+    command = [sys.executable, "-c", usual, *serving]  # whoever runs the tests may ignore it
+    near, far = os.openpty()
+    for stdin, status in ((subprocess.DEVNULL, None), (far, -signal.SIGHUP)):
+        with subprocess.Popen(command, stdin=stdin, stderr=subprocess.PIPE, cwd=ROOT) as process:
+            assert process.stderr is not None
+            while b"/v1" not in process.stderr.readline():
+                assert process.poll() is None
+            process.send_signal(signal.SIGHUP)
+            if status is None:
+                process.send_signal(signal.SIGINT)
+            process.stderr.read()
+            assert process.wait(HANG) in ((0, 130) if status is None else (status,))
+    os.close(near)
+    os.close(far)
 
 
 def test_a_stop_while_packages_are_imported_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,7 +30,7 @@ from outrider_core.drafting.bundle import Bundle, open_bundle
 from outrider_core.drafting.drafter import TreeShape
 from outrider_core.models.target import load_target
 from outrider_core.protocol.sampling import Sampling
-from outrider_core.targets.source import TargetSource
+from outrider_core.targets.source import TargetError, TargetSource
 from tests.cloud.drive import in_chunks
 from tests.tiny import plain_decode, save_tiny_drafter, save_tiny_target, tiny_model
 from tests.waiting import HANG
@@ -382,3 +382,20 @@ def test_command_says_what_is_wrong(
     last = done.stderr.splitlines()[-1]
     assert text in last and "Traceback" not in done.stderr
     assert status == 2 or (last.startswith("error: ") and len(done.stderr.splitlines()) == 1)
+
+
+def test_settings_of_a_served_verifier_do_not_reach_this_one(
+    folders: Folders, bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its address, tokens and certificate are of no use here; what is wrong elsewhere is one line with its origin."""
+    served = {"HOST": "0.0.0.0", "PORT": "tcp://10.0.0.7:8765", "AUTH_FILE": "/nowhere", "SSL_CERTFILE": "/nowhere"}
+    for name, value in served.items():
+        monkeypatch.setenv(f"VERIFIER_{name}", value)
+    with LocalVerifier.load(bundle, str(folders.target), folders.drafter, threads=1, tree_budget=4) as server:
+        assert server.verifier.alive
+    monkeypatch.setenv("VERIFIER_MAX_NODES", "many")
+    with pytest.raises(
+        TargetError, match=r"--max-nodes: .* \(the environment has VERIFIER_MAX_NODES=many\)"
+    ) as refused:
+        LocalVerifier.load(bundle, str(folders.target), folders.drafter, threads=1, tree_budget=4)
+    assert len(str(refused.value).splitlines()) == 1
