@@ -17,9 +17,11 @@ import { type Any, constraint, counted, fields, fromHex, message, read, same, sa
 test("every recorded session replays: the same actions and states", () => {
   const traces = read("sessions");
   const calls = new Set<string>();
+  const exits: Record<string, Set<string>> = {};
   let steps = 0;
   for (const trace of traces) {
     const session = sessionOf(trace.setup);
+    let before: string = session.state;
     for (const [number, [call, given, wanted, state]] of trace.steps.entries()) {
       calls.add(call);
       const actions = callOf(session, call, given).map(json);
@@ -27,10 +29,20 @@ test("every recorded session replays: the same actions and states", () => {
       const shown = `${where} gives\n${JSON.stringify(actions)}, not\n${JSON.stringify(wanted)}`;
       assert.ok(same(wanted, actions), shown);
       assert.equal(session.state, state, where);
+      if (state !== before) {
+        exits[before] ??= new Set();
+        exits[before].add(call);
+      }
+      before = state;
       steps++;
     }
   }
   assert.equal(calls.size, 16);
+  assert.equal(Object.keys(exits).length, 5, "every state but the last is left");
+  for (const [state, left] of Object.entries(exits)) {
+    const others = [...left].filter(call => !["tick", "cancel", "stop"].includes(call));
+    assert.ok(others.length, `${state} is left by a time-out alone, or where somebody gives up`);
+  }
   counted("sessions", traces.length);
   counted("events of sessions", steps);
 });

@@ -57,7 +57,8 @@ COMMANDS = {
 }
 LEGEND = "Verified text is plain; text the device wrote alone is yellow and underlined until the verifier has seen it."
 EXIT_STATUS = (
-    "exit status: 0 answered, 1 an error, 2 a wrong command line, 3 the server verified nothing, 130 stopped by Ctrl-C"
+    "exit status: 0 answered, 1 an error, 2 a wrong command line, 3 the server verified nothing or\n"
+    "was waited for in vain, 4 it refused the prompt, 130 stopped by Ctrl-C"
 )
 #: flags that say what --local loads
 LOCAL_FLAGS = ("model", "drafter", "dtype")

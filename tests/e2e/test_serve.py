@@ -27,6 +27,7 @@ from benchmarks.links import EmulatedLink
 from cloud.torch_engine.process import free_port
 from edge_runtime.options import Pinned, RuntimeOptions
 from edge_runtime.runtime import EdgeRuntime
+from edge_runtime.session.policy import Policy
 from edge_runtime.session.timeouts import Patience
 from outrider.cli.serve import MOST_SOCKETS, Endpoint
 from outrider.cli.serve import run as run_endpoint
@@ -551,3 +552,68 @@ def test_an_open_address_wants_a_key(folders: Folders) -> None:
     command = [sys.executable, "-m", "edge_runtime", "serve", "--bundle", str(folders[2]), "--host", "0.0.0.0"]
     ended = subprocess.run(command, capture_output=True, timeout=HANG, env={**os.environ, "OUTRIDER_API_KEY": ""})
     assert ended.returncode == 1 and b"--api-key" in ended.stderr
+
+
+@pytest.mark.parametrize("writer", ["cloud-only", "prefer-cloud"])
+def test_an_answer_that_waits_in_vain_holds_up_nobody(
+    bundle: Bundle, monkeypatch: pytest.MonkeyPatch, writer: Any
+) -> None:
+    """It would wait 300 s for its verifier. Once another request is there it ends, as what it is."""
+    monkeypatch.setattr("outrider.cli.serve.STALLED_SECONDS", 0.2)
+    policy = Policy(writer=writer, offline="pause", min_confidence=1.0)  # the drafter pauses after a few tokens
+
+    async def run() -> tuple[httpx.Response, httpx.Response]:
+        server = f"127.0.0.1:{free_port()}"  # where nobody is
+        options = RuntimeOptions(policy=policy, patience=Patience(connect=0.1), threads=1)
+        async with EdgeRuntime(bundle, server, options) as runtime:
+            transport = httpx.ASGITransport(Endpoint(runtime).app)
+            async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1/v1", timeout=HANG) as client:
+                unending = {"logit_bias": {str(token): -100 for token in bundle.manifest.eos_ids}, "max_tokens": 40}
+                asked = [request(bundle, **unending), request(bundle, stream=True, **unending)]
+                first = asyncio.create_task(client.post("/chat/completions", json=asked[0]))
+                while runtime.record() is None:
+                    await asyncio.sleep(0.01)
+                second = asyncio.create_task(client.post("/chat/completions", json=asked[1]))
+                await asyncio.wait([first], timeout=HANG)
+                while runtime.record() is None:
+                    await asyncio.sleep(0.01)
+                third = asyncio.create_task(client.post("/chat/completions", json=asked[0]))
+                await asyncio.wait([second], timeout=HANG)
+                third.cancel()
+                await asyncio.gather(third, return_exceptions=True)
+                return first.result(), second.result()
+
+    whole, streamed = asyncio.run(run())
+    assert whole.status_code == 503 and whole.headers["retry-after"]
+    error = whole.json()["error"]
+    assert error["code"] == "verifier_unreachable" and "refused" in error["message"].lower()
+    if streamed.status_code == 200:
+        parts = chunks(streamed)
+        assert parts[-1]["error"]["code"] == "verifier_unreachable"
+        assert all(part["choices"][0]["finish_reason"] is None for part in parts[:-1])
+    else:
+        assert streamed.status_code == 503
+
+
+def test_a_link_lost_for_good_is_no_answer_that_is_long_enough(folders: Folders, bundle: Bundle) -> None:
+    """Where the target alone may write: what it has written is not told as complete."""
+    policy = Policy(writer="cloud-only")
+
+    async def run(address: str) -> httpx.Response:
+        async with EmulatedLink(int(address.rsplit(":", 1)[1])) as link:
+            options = RuntimeOptions(policy=policy, patience=Patience(connect=5.0, offline=0.5), threads=1)
+            async with EdgeRuntime(bundle, link.address, options, pinned=Pinned(mode="stream")) as runtime:
+                transport = httpx.ASGITransport(Endpoint(runtime).app)
+                async with httpx.AsyncClient(
+                    transport=transport, base_url="http://127.0.0.1/v1", timeout=HANG
+                ) as client:
+                    asked = asyncio.create_task(client.post("/chat/completions", json=request(bundle)))
+                    while not ((record := runtime.record()) and record["committed"]):
+                        await asyncio.sleep(0)
+                    link.upstream_port = 1
+                    link.cut()
+                    return await asked
+
+    with serve(make_verifier(folders)) as address:
+        answer = asyncio.run(run(address))
+    assert answer.status_code == 503 and answer.json()["error"]["code"] == "verifier_unreachable"

@@ -32,8 +32,10 @@ class SessionTracesTest {
     fun everyTraceReplays() {
         assertTrue(traces.size >= 471)
         val calls = HashSet<String>()
+        val exits = HashMap<String, MutableSet<String>>()
         for (trace in traces) {
             val session = sessionOf(trace.field<Any>("setup"))
+            var before = stateOf(session)
             for ((number, step) in trace.field<List<List<Any?>>>("steps").withIndex()) {
                 val (call, arguments, wanted, state) = step
                 calls += call as String
@@ -41,9 +43,15 @@ class SessionTracesTest {
                 val where = "${trace.field<String>("name")}, step $number: $call"
                 assertTrue(Vectors.same(wanted, given), "$where gives\n$given, not\n$wanted")
                 assertEquals(state, stateOf(session), where)
+                if (state != before) exits.getOrPut(before) { HashSet() } += call
+                before = stateOf(session)
             }
         }
         assertEquals(16, calls.size)
+        assertEquals(5, exits.size, "every state but the last is left")
+        for ((state, left) in exits) {
+            assertTrue((left - setOf("tick", "cancel", "stop")).isNotEmpty(), "$state is left by a time-out alone")
+        }
     }
 
     @Test
