@@ -31,6 +31,8 @@ from outrider_core.protocol.constraint import (
 
 #: accounts that have compiled grammars kept
 ACCOUNTS = 64
+#: memory of all of these; who asked longest ago is forgotten first
+KEPT_BYTES = 256 << 20
 #: accounts whose grammars are compiled at once
 THREADS = 4
 
@@ -104,7 +106,11 @@ class ConstraintDesk:
             self._compiled.move_to_end(account)
             while len(self._compiled) > ACCOUNTS:
                 self._compiled.popitem(last=False)
-        return mine.get(grammars, constraint.schema, constraint.grammar == GRAMMAR_TOOLS)
+        grammar = mine.get(grammars, constraint.schema, constraint.grammar == GRAMMAR_TOOLS)
+        with self._lock:
+            while len(self._compiled) > 1 and sum(each.bytes for each in self._compiled.values()) > KEPT_BYTES:
+                self._compiled.popitem(last=False)
+        return grammar
 
     def _opened(self) -> Grammars:
         assert self._tokenizer is not None

@@ -18,6 +18,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from cloud.engine import constraints
 from cloud.engine.constraints import ACCOUNTS, ConstraintDesk
 from cloud.server.service import Verifier
 from outrider_core.chat.grammar import ANY_OBJECT, KEPT, GrammarError, Grammars, open_grammars
@@ -374,6 +375,23 @@ def test_the_desk_takes_accounts_in_turns_and_keeps_a_bounded_number(monkeypatch
         desk.prepare("a", held_to({"not": {}}), PROMPT, lambda: False).result(20)
     desk.close()
     assert ask("greedy", 1).cancelled()
+
+
+def test_kept_grammars_are_bounded_by_what_they_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight of each of 64 accounts, at the largest schemas, would take two gigabytes; the eldest account's go first."""
+    desk = ConstraintDesk(VOCAB, (EOS,))
+    desk.open(chat_tokenizer_of(TOKENIZER))
+    large = {"type": "object", "description": "x" * 30_000}
+    monkeypatch.setattr(constraints, "KEPT_BYTES", 20 << 20)
+    for account in range(12):
+        desk.prepare(str(account), held_to({**large, "title": str(account)}), PROMPT, lambda: False).result(HANG)
+        kept = sum(each.bytes for each in desk._compiled.values())
+        assert kept <= 20 << 20 and list(desk._compiled)[-1] == str(account)
+        assert kept >= min(account + 1, 4) * 4_000_000
+    monkeypatch.setattr(constraints, "KEPT_BYTES", 0)
+    assert desk.prepare("late", held_to(PERSON), PROMPT, lambda: False).result(HANG)
+    assert list(desk._compiled) == ["late"]
+    desk.close()
 
 
 def test_a_panic_while_compiling_is_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
