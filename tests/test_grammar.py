@@ -393,6 +393,10 @@ SERVED: dict[str, Any] = {
                           "required": ["a"], "additionalProperties": False},
     "what asks for nothing": {"type": "array", "items": {"type": "null"}, "uniqueItems": False, "maxItems": 2.0,
                               "minContains": 0, "unevaluatedItems": True, "then": {"minItems": 5}},
+    "many words": {"anyOf": [{"type": "string", "const": f"w{i}"} for i in range(900)]},
+    "two choices of ten": {"allOf": [{"anyOf": [{"type": "object", "properties": {f"{part}{i}": {"type": "null"}},
+                                                 "required": [f"{part}{i}"], "maxProperties": 2} for i in range(10)]}
+                                     for part in "ab"]},
     "many kinds": {"anyOf": [{"type": "object", "properties": {"kind": {"const": f"k{i}"}, "a": {"type": "null"}},
                               "required": ["kind"], "additionalProperties": False} for i in range(100)]},
 }  # fmt: skip

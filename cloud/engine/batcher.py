@@ -65,7 +65,7 @@ class Batcher:
         self._retiming = Retiming(engine.runner, engine.pool, scheduler.budget)
         self._queue: SimpleQueue[EngineRequest | Made | None] = SimpleQueue()
         self._held = False  # whether all that waits waits for masks
-        engine.masks.woken = lambda: self._queue.put(MADE)
+        engine.masks.woken = self._woken
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     def start(self) -> None:
@@ -98,6 +98,11 @@ class Batcher:
     def submit(self, request: EngineRequest) -> None:
         """Hand a request over, from any thread. Those of one session are taken in order."""
         self._queue.put(request)
+
+    def _woken(self) -> None:
+        """A mask is there: the thread may sleep because of it."""
+        if self._held:
+            self._queue.put(MADE)
 
     def _run(self) -> None:
         try:
@@ -158,6 +163,7 @@ class Batcher:
         segments: list[Segment] = []
         try:
             waiting = self.requests.waiting()
+            self._held = True  # a mask that is made from here on wakes the thread
             free = [session for session in waiting if session.followed is None or not session.followed.held]
             self._held = bool(waiting) and not free
             segments = self.scheduler.schedule(free)

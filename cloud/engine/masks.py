@@ -20,17 +20,19 @@ from cloud.telemetry import log
 from outrider_core.protocol.constraint import GRAMMAR_NONE, Adjustment, Rules
 
 #: seconds that one step waits for masks, all of its sessions together, beyond the time of the target's own
-STEP_SECONDS = 0.05
+STEP_SECONDS = 0.005
+#: masks of an answer that are not waited for behind a costly or late one
+UNWAITED = 16
 #: seconds for which an account that had a costly one is not waited for when it begins another answer
 REMEMBERED = 60.0
-#: seconds of a processor above which an answer's masks are costly, until one is made faster
+#: seconds of a processor above which a mask is costly
 COSTLY_SECONDS = 0.005
 #: threads for masks, and for costly ones, which give way to all others
 THREADS, COSTLY_THREADS = 4, 2
 
 
 class Masks:
-    """The threads that make masks. woken: called, in one of them, when a costly or late one is there."""
+    """The threads that make masks. woken: called, in one of them, when one is there."""
 
     def __init__(self) -> None:
         self._usual = FairWorker("masks", THREADS)
@@ -67,7 +69,7 @@ class FollowedRules:
         self.rules, self._account, self._masks = rules, account, masks
         self._made: Future[Adjustment] | None = None
         self._asked = (0, 0)
-        self._costly, self._late = masks.costly(account), False
+        self._unwaited = UNWAITED if masks.costly(account) else 0  # masks to come that no step waits for
         self._fault = ""
 
     @property
@@ -78,7 +80,7 @@ class FollowedRules:
     @property
     def held(self) -> bool:
         """Whether the answer is to wait for its mask outside of steps."""
-        return (self._costly or self._late) and self._made is not None and not self._made.done()
+        return self._unwaited > 0 and self._made is not None and not self._made.done()
 
     def begin(self, text: Sequence[int]) -> None:
         """Have made what the draw behind `text` changes, unless it is there or something else is under way."""
@@ -87,10 +89,10 @@ class FollowedRules:
         asked = len(text), text[-1] if text else 0
         if self._made is not None and (asked == self._asked or not self._made.done()):
             return
-        self._asked, self._late = asked, False
+        self._asked = asked
         tokens = list(text)
-        self._made = self._masks.submit(self._account, self._costly, lambda: self._follow(tokens))
-        self._made.add_done_callback(self._wake)
+        self._made = self._masks.submit(self._account, self._unwaited > 0, lambda: self._follow(tokens))
+        self._made.add_done_callback(lambda _: self._masks.woken())
 
     def take(self, text: Sequence[int], until: float) -> Adjustment | None:
         """What the draw behind `text` changes; None where it is not made by `until` (time.monotonic())."""
@@ -102,10 +104,10 @@ class FollowedRules:
             assert self._made is not None
             asked_here = self._asked == (len(text), text[-1] if text else 0)
             try:
-                left = None if until == math.inf else 0.0 if self._costly else max(0.0, until - time.monotonic())
+                left = None if until == math.inf else 0.0 if self._unwaited else max(0.0, until - time.monotonic())
                 made = self._made.result(left)
             except FutureTimeoutError:
-                self._late = True
+                self._unwaited = UNWAITED
                 return None
             if asked_here:
                 return made
@@ -120,11 +122,8 @@ class FollowedRules:
             log.error("mask failed", error=type(error).__name__)
             self._fault = "the constraint cannot be obeyed: following it failed"
             made = Adjustment(np.empty(0, np.int64), np.empty(0), np.zeros(1, np.uint32))
-        self._costly = time.thread_time() - began > COSTLY_SECONDS
-        if self._costly:
+        self._unwaited = max(0, self._unwaited - 1)
+        if time.thread_time() - began > COSTLY_SECONDS:
+            self._unwaited = UNWAITED
             self._masks.note(self._account)
         return made
-
-    def _wake(self, made: Future[Adjustment]) -> None:
-        if self._costly or self._late:
-            self._masks.woken()

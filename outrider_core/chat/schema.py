@@ -65,6 +65,8 @@ _IDLE: dict[str, tuple[Any, ...]] = {
     "dependencies": ({},),
 }
 _COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
+#: parser items of an object beside four for each property that may come next, and what shows that a schema is of one
+_OBJECT, _OBJECTS = 7, {"properties", "patternProperties", "additionalProperties", "items", "prefixItems"}
 #: rounds in which recursive definitions are looked at
 _ROUNDS = 64
 
@@ -360,17 +362,17 @@ class _Shape:
     def _width(self, schema: Any) -> tuple[int, int, int]:
         """(alternatives, parser items where all of them are open, those of the widest place inside)."""
         if not isinstance(schema, dict):
-            return 1, 1, 0
+            return 1, 0, 0
         parts = [schema.get(key) for key in ONE] + _listed(schema, "items") + _listed(schema, "prefixItems")
         for key in ("properties", "patternProperties"):
             if isinstance(named := schema.get(key), dict):
                 parts += named.values()
         inside = max((max(self._width(each)[1:]) for each in parts if isinstance(each, dict)), default=0)
-        found = 1, 7 + 4 * _longest_choice(schema), inside
+        found = 1, _OBJECT + 4 * _longest_choice(schema) if schema.keys() & _OBJECTS else 0, inside
         reference = schema.get("$ref")
         if isinstance(reference, str) and (there := self._at(reference)) is not None:
             if reference not in self._widths:
-                self._widths[reference] = 1, 1, 0  # a recursive one is one way more
+                self._widths[reference] = 1, 0, 0  # a recursive one is no way more
                 self._widths[reference] = self._width(there)
             found = _both(found, self._widths[reference])
         for each in _listed(schema, "allOf"):
@@ -383,7 +385,9 @@ class _Shape:
 
 def _both(one: tuple[int, int, int], other: tuple[int, int, int]) -> tuple[int, int, int]:
     """Of two schemas that a text obeys together: every alternative of one with each of the other."""
-    return one[0] * other[0], other[0] * one[1] + one[0] * other[1], other[0] * one[2] + one[0] * other[2]
+    ways = one[0] * other[0]
+    width = other[0] * one[1] + one[0] * other[1] - (ways * _OBJECT if one[1] and other[1] else 0)
+    return ways, width, other[0] * one[2] + one[0] * other[2]
 
 
 def _longest_choice(schema: dict[str, Any]) -> int:

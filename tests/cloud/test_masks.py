@@ -141,7 +141,7 @@ def test_a_path_ends_where_a_mask_is_late_and_goes_on_from_there(depth: int) -> 
     assert path == (AcceptedPath(list(range(depth - 1)), truth[depth - 1], FINISH_NONE) if depth else None)
     assert rules.held
     let.set()
-    assert made.wait(HANG) and not rules.held
+    assert until(lambda: not rules.held) and made.wait(HANG)
     rules.at = -1
     [path] = accept_paths(draw, [draft], (), 400)
     assert path == AcceptedPath([0, 1, 2, 3], truth[4], FINISH_NONE)
