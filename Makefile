@@ -108,7 +108,7 @@ $(VENV)/ready: pyproject.toml
 
 $(BUNDLE)/manifest.json: $(VENV)/ready $(wildcard $(DRAFTER)/*) outrider_core/drafting/bundle.py \
 		$(addprefix outrider_core/models/,moa.py moa_config.py layers.py drafter_files.py) \
-		$(addprefix export/bundle/,bundle.py plan.py quant.py steps.py to_onnx.py understudy.py) \
+		$(addprefix export/bundle/,blocks.py bundle.py drafter_graph.py plan.py steps.py to_onnx.py understudy.py) \
 		$(addprefix outrider_core/targets/,answers.py blocks.py calibration.py convert.py graph.py linears.py quantise.py tables.py)
 	$(BIN)/python -m export bundle --drafter $(DRAFTER) --understudy $(TARGET) --output-dir $(BUNDLE)
 

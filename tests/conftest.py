@@ -23,7 +23,7 @@ settings.load_profile("outrider")
 
 
 #: what torch brings, or only a developer's installation
-BROUGHT = ("torch", "torchao", "transformers", "executorch", "onnxscript", "optimum", "accelerate", "matplotlib", "PIL")
+BROUGHT = ("torch", "torchao", "transformers", "executorch", "optimum", "accelerate", "matplotlib", "PIL")
 
 
 class _WithoutTorch:

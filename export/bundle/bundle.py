@@ -24,12 +24,13 @@ from safetensors.torch import save_file
 from export.bundle.bench import bench_bundle, write_into_report
 from export.bundle.bundle_options import BundleOptions
 from export.bundle.check import broken_bounds, check_acceptance, check_metadata, facts
+from export.bundle.drafter_graph import INT8_ACTIVATIONS
 from export.bundle.parity import compare
 from export.bundle.plan import FORMATS, BundlePlan, check_resources, make_plan, show_plan
 from export.bundle.report import markdown
 from export.bundle.steps import RANDOM_ROWS, TARGET_ANSWERS, Passage, passages_for
 from export.bundle.to_executorch import write_executorch
-from export.bundle.to_onnx import INT8_ACTIVATIONS, accuracy_levels, data_file, write_onnx
+from export.bundle.to_onnx import accuracy_levels, data_file, write_onnx
 from export.bundle.understudy import write_understudy
 from export.places import locked, put_in_place
 from export.quiet import quiet
@@ -212,7 +213,8 @@ def _lower(plan: BundlePlan, half: DeviceHalf, name: str, path: Path, known: dic
     profile = plan.profile
     try:
         if name == "onnx":
-            return write_onnx(half, profile, path, {key: json.dumps(value) for key, value in known.items()})
+            described = {key: json.dumps(value) for key, value in known.items()}
+            return write_onnx(plan.config, half.arrays(), profile, path, described)
         return write_executorch(half, profile, path, known, plan.config.max_context, plan.options.backend)
     except BundleError:
         raise

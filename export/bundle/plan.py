@@ -12,8 +12,8 @@ from rich.table import Table
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from export.bundle.blocks import BITS, Profile, packed_bytes, rare_bits
 from export.bundle.bundle_options import BundleOptions
-from export.bundle.quant import BITS, Profile, packed_bytes, rare_bits
 from export.bundle.steps import RANDOM_ROWS, TARGET_ANSWERS
 from export.bundle.to_executorch import check_backend
 from export.places import lacking

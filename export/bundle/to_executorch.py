@@ -17,8 +17,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from export.bundle.quant import Profile, embedding, replace_norms, without_tables
+from export.bundle.blocks import Profile
 from export.bundle.steps import example_inputs
+from export.bundle.torch_tables import embedding, replace_norms, without_tables
 from outrider_core.drafting.bundle import BundleError
 from outrider_core.drafting.drafter import MAX_WIDTH, TREE_ROWS
 from outrider_core.models.moa import DeviceHalf

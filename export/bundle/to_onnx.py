@@ -1,87 +1,79 @@
-"""Lower the device half to an ONNX file that stock ONNX Runtime opens."""
+"""Write the device half as an ONNX file that stock ONNX Runtime opens. No torch."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
+import numpy as np
 import onnx
-import onnx_ir
-import torch
-from onnx_ir.passes.common import DeduplicateInitializersPass
-from onnxscript import values
+from numpy.typing import NDArray
+from onnx import helper, numpy_helper
 
-from export.bundle.quant import Profile, rebuild
-from export.bundle.steps import example_inputs
-from outrider_core.drafting.engines import INPUTS, OUTPUTS
+from export.bundle.blocks import Profile
+from export.bundle.drafter_graph import FLOAT_ACTIVATIONS, INT8_ACTIVATIONS, Arrays, DrafterGraph
 from outrider_core.drafting.engines.onnx import OnnxEngine
-from outrider_core.models.moa import DeviceHalf
+from outrider_core.models.moa_config import MoAConfig
+from outrider_core.targets.builder import OPSET
 
-OPSET = 20
-#: what MatMulNBits computes in: 4 = int8 activations, with one scale per block; 1 = float32, which unpacks the
-#: weights first and is several times slower. `export bundle` reports the argmax flips of both.
-INT8_ACTIVATIONS = 4
-FLOAT_ACTIVATIONS = 1
 #: tensors of at least this many bytes stand in a file of their own, which ONNX Runtime maps into memory: the rows of
 #: an embedding that no text needs then cost nothing. Smaller ones are better read: once packed, they are freed.
 DATA_FROM = 1 << 20
-
-_INTEGERS = ("K", "N", "bits", "block_size", "accuracy_level")
-#: the part of ONNX Runtime's operator that is used here; the exporter wants a schema
-_MATMUL_NBITS = onnx.defs.OpSchema(
-    "MatMulNBits", "com.microsoft", 1,
-    inputs=[onnx.defs.OpSchema.FormalParameter(name, kind) for name, kind in
-            (("A", "T1"), ("B", "tensor(uint8)"), ("scales", "T1"))],
-    outputs=[onnx.defs.OpSchema.FormalParameter("Y", "T1")],
-    type_constraints=[("T1", ["tensor(float)", "tensor(float16)"], "")],
-    attributes=[onnx.defs.OpSchema.Attribute(name, onnx.defs.OpSchema.AttrType.INT) for name in _INTEGERS],
-)  # fmt: skip
+#: where they begin in it, so that they can be mapped
+ALIGNMENT = 4096
 
 
-def _matmul_nbits(accuracy_level: int) -> Callable[..., Any]:
-    op = values.Op(values.Opset("com.microsoft", 1), "MatMulNBits", _MATMUL_NBITS)
+class LargeTensors:
+    """Tensors of `DATA_FROM` bytes and more go into the file `path`, which is only there if there are any.
 
-    def translate(x: Any, packed: Any, scales: Any, inputs: int, bits: int, block: int) -> Any:
-        return op(
-            x, packed, scales, K=inputs, N=int(packed.shape[0]), bits=bits, block_size=block,
-            accuracy_level=accuracy_level,
-        )  # fmt: skip
+    Use it as a context manager.
+    """
 
-    return translate
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        path.unlink(missing_ok=True)
+
+    def __enter__(self) -> LargeTensors:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None:
+            self._path.unlink(missing_ok=True)
+
+    def tensor(self, name: str, make: Callable[[], NDArray[Any]]) -> onnx.TensorProto:
+        """See `outrider_core.targets.builder.Tables`."""
+        array = np.ascontiguousarray(make())
+        if array.nbytes < DATA_FROM:
+            return numpy_helper.from_array(array, name)
+        with self._path.open("ab") as file:
+            file.write(bytes(-file.tell() % ALIGNMENT))
+            offset = file.tell()
+            file.write(array.data)
+        kind = helper.np_dtype_to_tensor_dtype(array.dtype)
+        proto = onnx.TensorProto(name=name, data_type=kind, dims=array.shape, data_location=onnx.TensorProto.EXTERNAL)
+        for key, value in (("location", self._path.name), ("offset", offset), ("length", array.nbytes)):
+            proto.external_data.add(key=key, value=str(value))
+        return proto
 
 
 def write_onnx(
-    half: DeviceHalf, profile: Profile, path: Path, metadata: dict[str, str], accuracy_level: int = INT8_ACTIVATIONS
+    config: MoAConfig, tensors: Arrays, profile: Profile, path: Path, metadata: dict[str, str]
 ) -> dict[str, Any]:
-    """Write `half` in `profile` to `path`, with `metadata` among the model's properties.
+    """Write a drafter's device half in `profile` to `path`, with `metadata` among the model's properties.
 
-    Large weights go to `data_file(path)`. Returns {"opset": n, "operators": {name: nodes}}.
+    tensors: see `DrafterGraph`. Large weights go to `data_file(path)`. Returns {"opset": n, "operators": {name: nodes}}
+    with the number of nodes.
     """
-    width, past, rows, wanted = (torch.export.Dim(name) for name in ("width", "past", "rows", "wanted"))
-    shapes = (
-        {0: width}, {0: width}, {0: wanted}, {0: width, 1: torch.export.Dim.AUTO}, {0: past}, {0: past}, {0: rows},
-        {0: rows},
-    )  # fmt: skip
-    inputs = list(example_inputs(half.config, 5, 7, 9))
-    inputs[2] = torch.tensor([0, 2, 4])
-    program = torch.onnx.export(
-        rebuild(half, profile), tuple(inputs), input_names=list(INPUTS), output_names=list(OUTPUTS),
-        opset_version=OPSET, dynamo=True, dynamic_shapes=shapes, verbose=False, optimize=True,
-        custom_translation_table={torch.ops.outrider.matmul_nbits.default: _matmul_nbits(accuracy_level)},
-    )  # fmt: skip
-    assert program is not None
-    model = program.model
-    DeduplicateInitializersPass()(model)
-    model.metadata_props.update(metadata)
-    for node in model.graph:
-        node.metadata_props.clear()  # stack traces, with the folders of this machine
-    sizes = [value.const_value.nbytes for value in model.graph.initializers.values() if value.const_value is not None]
-    data = data_file(path).name if max(sizes) >= DATA_FROM else None
-    onnx_ir.save(model, path, external_data=data, size_threshold_bytes=DATA_FROM)
-    onnx.checker.check_model(str(path))
-    return {"opset": OPSET, "operators": dict(Counter(node.op_type for node in model.graph).most_common())}
+    with LargeTensors(data_file(path)) as large:
+        model = DrafterGraph(config, tensors, profile, large).build()
+        helper.set_model_props(model, metadata)
+        onnx.save(model, path)
+    return {"opset": OPSET, "operators": dict(Counter(node.op_type for node in model.graph.node).most_common())}
 
 
 def data_file(path: Path) -> Path:

@@ -23,6 +23,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from outrider_core.models.layers import Block, adopt_tables, rotary, rotate, tables_of
@@ -130,6 +131,10 @@ class DeviceHalf(nn.Module):
         self.embedding = nn.Embedding(config.vocab_size, width)  # frozen, the target's
         self.head = nn.Linear(width, config.draft_vocab_size, bias=False)  # frozen, rows of the target's
         self.register_buffer("draft_ids", torch.arange(config.draft_vocab_size, dtype=torch.int32))
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """Its tensors by name in numpy; they share its memory."""
+        return {name: tensor.detach().numpy() for name, tensor in self.state_dict().items()}
 
     @property
     def cache_heads(self) -> int:

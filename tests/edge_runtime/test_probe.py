@@ -19,7 +19,7 @@ import torch
 from edge_runtime import probe
 from edge_runtime.options import RuntimeOptions
 from edge_runtime.runtime import EdgeRuntime
-from export.bundle.quant import Profile
+from export.bundle.blocks import Profile
 from export.bundle.to_onnx import write_onnx
 from outrider_core import machine
 from outrider_core.drafting.bundle import (
@@ -51,7 +51,8 @@ def tiny_half() -> tuple[MoAConfig, DeviceHalf]:
 @functools.cache
 def onnx_file() -> bytes:
     with tempfile.TemporaryDirectory() as folder:
-        write_onnx(tiny_half()[1], Profile("int8", 8), Path(folder) / "drafter.onnx", {})
+        config, half = tiny_half()
+        write_onnx(config, half.arrays(), Profile("int8", 8), Path(folder) / "drafter.onnx", {})
         return (Path(folder) / "drafter.onnx").read_bytes()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import shutil
@@ -22,6 +23,7 @@ from onnx import TensorProto, numpy_helper
 from torch import nn
 
 from export.bundle import bundle as module
+from export.bundle.blocks import BLOCKS, Profile, dequantise, quantise
 from export.bundle.bundle import write_bundle
 from export.bundle.bundle_options import BundleOptions
 from export.bundle.steps import example_inputs
@@ -151,7 +153,7 @@ class Reused:
 @pytest.fixture
 def reused(bundles: Bundles, monkeypatch: pytest.MonkeyPatch) -> Reused:
     stand_in = Reused(bundles)
-    monkeypatch.setattr(module, "write_onnx", lambda half, profile, path, *_: stand_in("onnx", path))
+    monkeypatch.setattr(module, "write_onnx", lambda config, tensors, profile, path, *_: stand_in("onnx", path))
     monkeypatch.setattr(module, "write_executorch", lambda half, profile, path, *_: stand_in("executorch", path))
     return stand_in
 
@@ -240,6 +242,26 @@ def expected(half: DeviceHalf, bits: int, embedding_bits: int, tied: bool) -> Co
         if isinstance(linear, nn.Linear) and name != "head":
             counts += table_bytes(*linear.weight.shape, bits)
     return counts
+
+
+def rounded(half: DeviceHalf, profile: Profile) -> DeviceHalf:
+    """`half` with the weights that a file of this profile holds, in float32."""
+    half = copy.deepcopy(half)
+
+    def kept(weight: torch.Tensor, bits: int) -> torch.Tensor:
+        if bits in BLOCKS:
+            return torch.from_numpy(dequantise(*quantise(weight.numpy(), bits), weight.shape[1]).copy())
+        return weight.half().float() if bits == 16 else weight
+
+    rare = torch.ones(len(half.embedding.weight), dtype=torch.bool)
+    rare[half.draft_ids.long()] = False
+    for name, linear in half.named_modules():
+        if isinstance(linear, nn.Linear):
+            linear.weight.copy_(kept(linear.weight, profile.embedding_bits if name == "head" else profile.bits))
+    table, bits = half.embedding.weight, profile.embedding_bits
+    few = min(bits, 4) if bits in BLOCKS else bits
+    table.copy_(torch.where(rare[:, None], kept(table, few), kept(table, bits)))
+    return half
 
 
 # training

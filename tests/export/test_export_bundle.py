@@ -145,7 +145,7 @@ def test_report_is_complete(bundles: Bundles) -> None:
     assert (engine["quant"], engine["embedding_bits"]) == ("int8", 8)
     assert report["compared_on"] == "the target's own answers"
     assert engine["parity"]["steps"] > 500 and 0.5 < engine["parity"]["top1_agreement"] < 1
-    assert engine["lowering"]["opset"] == 20 and engine["lowering"]["operators"]["MatMulNBits"] == 13
+    assert engine["lowering"]["opset"] == 21 and engine["lowering"]["operators"]["MatMulNBits"] == 9
     assert report["files"][ENGINE_FILE] == engine["bytes"] == (folder / ENGINE_FILE).stat().st_size
     assert report["versions"] == open_bundle(folder).manifest.versions
     text = (folder / "report.md").read_text()

@@ -56,7 +56,7 @@ def test_the_same_command_goes_on(
     assert "going on with the interrupted export" in capsys.readouterr().err
     assert open_bundle(interrupted).manifest.engines.keys() == {"onnx", "executorch"}
     report = json.loads((interrupted / "report.json").read_text())
-    assert report["engines"]["onnx"]["lowering"]["opset"] == 20
+    assert report["engines"]["onnx"]["lowering"]["opset"] == 21
     assert folders_of(interrupted) == {"copied"}
 
 
