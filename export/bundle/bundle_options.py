@@ -49,6 +49,7 @@ class BundleOptions:
     understudy_bits: int = option(8, "of its weights; 4 is about half the download", choices=(4, 8))
     max_context: int | None = option(None, "longest conversation, at most the drafter's", parse=int)
     backend: str = option("xnnpack", "what ExecuTorch delegates to", choices=("xnnpack", "coreml", "qualcomm"))
+    compare: bool = option(True, "do not compare with the eager model, as is done where torch is installed")
     check: bool = option(False, "also measure acceptance length, as `check` does")
     bench: bool = option(False, "also measure step times, as `bench` does")
     dry_run: bool = option(False, "show sizes and memory needed, write nothing")

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
-import onnx
 from rich.console import Console
 from rich.table import Table
 
@@ -19,14 +16,14 @@ from edge_runtime.events import AnswerStats, Finished
 from edge_runtime.options import FIXED_TREES, RuntimeOptions
 from edge_runtime.runtime import EdgeRuntime
 from export.bundle.bundle_options import CheckOptions
+from export.bundle.facts import RANDOM_ROWS, TARGET_ANSWERS, broken_bounds, check_metadata
 from export.bundle.parity import compare
 from export.bundle.plan import target_fits
 from export.bundle.report import check_markdown, put_section
-from export.bundle.steps import PROMPTS, RANDOM_ROWS, TARGET_ANSWERS, passages_for
+from export.bundle.steps import PROMPTS, passages_for
 from export.progress import Meter
 from export.train.prompts import read_prompts
 from outrider_core.drafting.bundle import MANIFEST, Bundle, BundleError, Manifest, open_bundle
-from outrider_core.drafting.drafter import MAX_WIDTH
 from outrider_core.drafting.engines import Engine, open_engine
 from outrider_core.machine import describe_machine
 from outrider_core.models.drafter_arrays import find_drafter
@@ -35,67 +32,6 @@ from outrider_core.models.eager import EagerEngine
 from outrider_core.models.moa import DeviceHalf, device_half_on
 from outrider_core.models.target import open_target
 from outrider_core.targets.source import TargetSource
-
-
-def facts(manifest: Manifest) -> dict[str, Any]:
-    """What a runner needs to know, as constant methods of a .pte and properties of an ONNX model.
-
-    Names follow ExecuTorch's LLM runners where they mean the same.
-    """
-    return {
-        "get_format_version": manifest.format_version,
-        "get_vocab_size": manifest.vocab_size,
-        "get_draft_vocab_size": manifest.draft_vocab_size,
-        "get_eos_ids": manifest.eos_ids,
-        "get_max_context_len": manifest.max_context,
-        "get_max_seq_len": MAX_WIDTH,
-        "get_hidden_size": manifest.hidden_size,
-        "get_sa_kv_heads": manifest.sa_kv_heads,
-        "get_ca_kv_heads": manifest.ca_kv_heads,
-        "get_head_dim": manifest.head_dim,
-        "get_target_hash": manifest.target_hash,
-        "get_drafter_hash": manifest.drafter_hash,
-        "get_tokenizer_hash": manifest.tokenizer_hash,
-        "use_kv_cache": True,
-        "enable_dynamic_shape": True,
-    }
-
-
-def check_metadata(bundle: Bundle, name: str) -> None:
-    """Raise BundleError where the engine file's own facts differ from the manifest."""
-    path = bundle.path(bundle.manifest.engines[name].file)
-    if name == "onnx":
-        model = onnx.load(path, load_external_data=False)
-        found = {
-            prop.key: json.loads(prop.value) for prop in model.metadata_props if prop.key in facts(bundle.manifest)
-        }
-    else:
-        from outrider_core.drafting.engines.executorch import ExecuTorchEngine
-
-        found = ExecuTorchEngine(path).metadata
-    for key, wanted in facts(bundle.manifest).items():
-        if key not in found:
-            raise BundleError(f"{path} lacks {key}, which an app's runner asks for; export the bundle again")
-        if found[key] != wanted and [found[key]] != wanted:
-            raise BundleError(f"{path} says {key} is {found[key]}, the manifest {wanted}; export the bundle again")
-
-
-def broken_bounds(report: dict[str, Any], manifest: Manifest) -> list[str]:
-    """One line for each bound of the manifest that the figures break.
-
-    Agreement on random rows is not a bound: logits there are closer together than a trained drafter's are.
-    """
-    if report["compared_on"] == RANDOM_ROWS:
-        report = {**report, "engines": {}}
-    lines = []
-    for name, entry in manifest.engines.items():
-        figures = dict(report["engines"].get(name, {}).get("parity", {}))
-        figures["acceptance_ratio"] = report.get("acceptance", {}).get("engines", {}).get(name, {}).get("ratio")
-        for bound, least in msgspec.structs.asdict(entry.bounds).items():
-            value = figures.get(bound)
-            if value is not None and value < least:
-                lines.append(f"{entry.file}: {bound.replace('_', ' ')} is {value:.3f}, its bound is {least}")
-    return lines
 
 
 def check_bundle(options: CheckOptions) -> list[str]:
@@ -108,7 +44,8 @@ def check_bundle(options: CheckOptions) -> list[str]:
     prompts = [turns[0] for turns in read_prompts(options.prompts)]
     bundle = open_bundle(folder)
     manifest = bundle.manifest
-    files = open_target(options.target or TargetSource.resolve(manifest.target))
+    source = options.target or TargetSource.resolve(manifest.target)
+    files = open_target(source)
     if files.model_hash != manifest.target_hash:
         raise BundleError(f"{folder} was made for target {manifest.target_hash}, {files.name} is {files.model_hash}")
     for name in manifest.engines:
@@ -120,7 +57,7 @@ def check_bundle(options: CheckOptions) -> list[str]:
         raise BundleError(f"{folder} was made of drafter {manifest.drafter_hash}, {drafter} is {drafter_hash}")
     config = replace(config, max_context=manifest.max_context)
     half = device_half_on(config, tensors, *files.tables())
-    load = target_fits(files)
+    load = target_fits(source.shape())
     with tempfile.TemporaryDirectory() as work:
         passages = passages_for(files, config, tensors, Path(work), load)
     figures: dict[str, Any] = {"engines": {}, "compared_on": TARGET_ANSWERS if load else RANDOM_ROWS}

@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import psutil
-import torch
 from rich.console import Console
 from rich.table import Table
-from torch import Tensor
-from transformers import AutoModelForCausalLM
 
 from export.bundle.blocks import BITS, Profile, packed_bytes, rare_bits
 from export.bundle.bundle_options import BundleOptions
-from export.bundle.steps import RANDOM_ROWS, TARGET_ANSWERS
-from export.bundle.to_executorch import check_backend
+from export.bundle.export_target import ExportTarget
 from export.places import lacking
 from export.target.target_plan import bundle_bytes
 from outrider_core.drafting.bundle import MANIFEST, BundleError
-from outrider_core.models.drafter_arrays import check_target
-from outrider_core.models.drafter_files import load_drafter
+from outrider_core.models.drafter_arrays import Arrays, check_target, read_drafter
 from outrider_core.models.moa_config import MoAConfig
-from outrider_core.models.target import TargetFiles, open_target
-from outrider_core.targets.config import UnsupportedTarget
+from outrider_core.targets.config import TargetConfig, UnsupportedTarget
 from outrider_core.targets.source import TargetError, TargetSource
 
 FORMATS = {"onnx": "drafter.onnx", "executorch": "drafter.pte"}
@@ -40,18 +35,23 @@ TARGET_SHARE = 0.6
 
 @dataclass(frozen=True)
 class BundlePlan:
-    """What an export of a bundle does. Sizes in bytes. load_target: the target is run for the comparison."""
+    """What an export of a bundle does. Sizes in bytes.
+
+    compared: engines are compared with the eager model, for which torch is needed. load_target: on answers that the
+    target writes now, else on random rows.
+    """
 
     options: BundleOptions
     profile: Profile
-    target: TargetFiles
+    target: ExportTarget
     config: MoAConfig
-    tensors: dict[str, Tensor]
+    tensors: Arrays
     drafter_hash: str
     engine_bytes: dict[str, int]
     step_bytes: int
     disk_bytes: int
     memory_bytes: int
+    compared: bool
     load_target: bool
     understudy_bytes: int = 0
 
@@ -62,8 +62,8 @@ def make_plan(options: BundleOptions) -> BundlePlan:
     Raises BundleError, DrafterError or TargetError with one clear line.
     """
     profile = _check_options(options)
-    target = open_target(options.target)
-    config, tensors, drafter_hash = load_drafter(options.drafter)
+    target = ExportTarget.open(options.target)
+    config, tensors, drafter_hash = read_drafter(options.drafter)
     _check_fit(target, config, options.drafter)
     if options.max_context is not None:
         if not 1 <= options.max_context <= config.max_context:
@@ -74,22 +74,26 @@ def make_plan(options: BundleOptions) -> BundlePlan:
     wide = config.hidden_size
     on_server = ("cross_attention.self_attn.k_proj.", "cross_attention.self_attn.v_proj.")
     own = (name for name in tensors if name.startswith(("self_attention.", "cross_attention.")))
-    body = sum(tensors[name].numel() for name in own if not name.startswith(on_server))
+    body = sum(tensors[name].size for name in own if not name.startswith(on_server))
     head, embedding = config.draft_vocab_size * wide, config.vocab_size * wide
-    tied = bool(getattr(target.config, "tie_word_embeddings", False))
+    tied = target.config.tie_word_embeddings
     step_bytes = packed_bytes(body, profile.bits) + packed_bytes(head, profile.embedding_bits)
     drafted = packed_bytes(head, profile.embedding_bits)
     total = step_bytes + drafted + packed_bytes(embedding - head, rare_bits(profile.embedding_bits))
     shared = drafted if tied else 0
     engine_bytes = {name: total - (shared if name == "onnx" else 0) for name in options.format}
     tables = 4 * (embedding + (0 if tied and head == embedding else head) + (0 if tied else embedding))
-    load_target = target_fits(target)
+    compared = options.compare and find_spec("torch") is not None
+    if options.check and not compared:
+        raise BundleError("--check compares with the eager model in torch; run: pip install 'outrider[export]'")
+    load_target = compared and target_fits(target.config)
     understudy_bytes = _understudy_bytes(options.understudy, options.understudy_bits) if options.understudy else 0
     lowering = tables + max(COPIES[name] * size for name, size in engine_bytes.items())
     return BundlePlan(
         options, profile, target, config, tensors, drafter_hash, engine_bytes, step_bytes,
         disk_bytes=sum(engine_bytes.values()) + 50_000_000 + understudy_bytes,
-        memory_bytes=BASE_BYTES + max(lowering, tables + _float32_bytes(target) if load_target else 0),
+        memory_bytes=BASE_BYTES + max(lowering, tables + _float32_bytes(target.config) if load_target else 0),
+        compared=compared,
         load_target=load_target,
         understudy_bytes=understudy_bytes,
     )  # fmt: skip
@@ -114,6 +118,10 @@ def _check_options(options: BundleOptions) -> Profile:
     quant = QUANT_NAMES[options.quant]
     profile = Profile(quant, options.embedding_bits or EMBEDDING_BITS[quant])
     if "executorch" in options.format:
+        if find_spec("torch") is None or find_spec("executorch") is None:
+            raise BundleError("--format executorch needs the ExecuTorch exporter; run: pip install 'outrider[export]'")
+        from export.bundle.to_executorch import check_backend  # torch
+
         check_backend(options.backend, profile)
     output = options.output_dir
     taken = not output.is_dir() or any(output.iterdir()) if output.exists() else False
@@ -122,24 +130,21 @@ def _check_options(options: BundleOptions) -> Profile:
     return profile
 
 
-def _check_fit(target: TargetFiles, config: MoAConfig, drafter: Path) -> None:
+def _check_fit(target: ExportTarget, config: MoAConfig, drafter: Path) -> None:
     if not target.eos_ids:
         raise BundleError(f"{target.name} names no eos_token_id, so no answer would ever end; add it to config.json")
-    if not target.tokenizer.chat_template:
-        raise BundleError(f"{target.name} has no chat template; add chat_template.jinja to its folder")
     check_target(config.target_hash, target.name, target.model_hash, drafter)
 
 
-def target_fits(target: TargetFiles) -> bool:
+def target_fits(target: TargetConfig) -> bool:
     """Whether the target can be run here in float32, to compare on its own answers."""
     return BASE_BYTES + _float32_bytes(target) < TARGET_SHARE * psutil.virtual_memory().available
 
 
-def _float32_bytes(target: TargetFiles) -> int:
-    """Memory of the whole target in float32."""
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(target.config)
-    return 4 * sum(parameter.numel() for parameter in model.parameters())
+def _float32_bytes(target: TargetConfig) -> int:
+    """Memory of the whole target in float32, but for its norms."""
+    table = 0 if target.tie_word_embeddings else target.vocab_size * target.hidden_size
+    return 4 * (target.linear_weights + table)
 
 
 def check_resources(plan: BundlePlan) -> None:
@@ -165,6 +170,12 @@ def show_plan(plan: BundlePlan, console: Console) -> None:
     table.add_row("context", f"up to {config.max_context} tokens")
     table.add_row("memory", f"about {plan.memory_bytes / 1e9:.1f} GB")
     table.add_row("disk", f"about {plan.disk_bytes / 1e9:.2f} GB in {options.output_dir}")
-    table.add_row("compared on", TARGET_ANSWERS if plan.load_target else f"{RANDOM_ROWS}: bounds are not enforced; run "
-                  "`python -m export check` where it does")  # fmt: skip
+    if plan.load_target:
+        compared = "the target's own answers"
+    elif plan.compared:
+        compared = "random feature rows, as the target does not fit into memory: bounds are not enforced; run "
+        compared += "`python -m export check` where it does"
+    else:
+        compared = "nothing; `python -m export check` compares with the eager model, where torch is installed"
+    table.add_row("compared on", compared)
     console.print(table)

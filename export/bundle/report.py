@@ -65,7 +65,7 @@ def markdown(report: dict[str, Any]) -> str:
     lines += [f"| {name} | {size / 1e6:.2f} |" for name, size in report["files"].items()]
     for name, engine in report["engines"].items():
         lines += ["", f"## {name}: {engine['quant']} linears, {engine['embedding_bits']}-bit embedding and LM head", ""]
-        lines += _parity(report, engine)
+        lines += _parity(report, engine) if "parity" in engine else []
         lines += _lowering(engine["lowering"])
     lines += _acceptance(report.get("acceptance"))
     versions = ", ".join(f"{name} {version}" for name, version in report["versions"].items())

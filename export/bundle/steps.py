@@ -25,8 +25,6 @@ from outrider_core.protocol.rows import RowShape, pack_rows, unpack_rows
 #: what every bundle is compared on: the target's own answers to these, one prompt a line
 PROMPTS = (Path(__file__).parents[1] / "prompts.txt").read_text(encoding="utf-8").splitlines()
 ANSWER_TOKENS = 64
-#: what engines were compared on, in reports
-TARGET_ANSWERS, RANDOM_ROWS = "the target's own answers", "random feature rows (the target does not fit into memory)"
 #: tokens drafted behind every root, and from one root to the next
 LOOKAHEAD = 6
 

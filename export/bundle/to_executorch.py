@@ -8,7 +8,6 @@ own copy of every linear, so a tied LM head is stored once more here than in ONN
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import platform
 from pathlib import Path
@@ -31,8 +30,6 @@ QUANTS = {"fp32": "fp32", "int8": "8da8w", "int4": "8da4w"}
 
 def check_backend(backend: str, profile: Profile) -> None:
     """Raise BundleError with one clear line if this machine cannot lower for `backend`."""
-    if importlib.util.find_spec("executorch") is None:
-        raise BundleError("--format executorch needs the ExecuTorch exporter; run: pip install 'outrider[executorch]'")
     if profile.quant not in QUANTS:
         raise BundleError(f"--format executorch has no {profile.quant}; choose {', '.join(QUANTS)}")
     if backend == "coreml" and platform.system() != "Darwin":

@@ -21,7 +21,7 @@ from outrider_core.targets.builder import OPSET
 
 #: tensors of at least this many bytes stand in a file of their own, which ONNX Runtime maps into memory: the rows of
 #: an embedding that no text needs then cost nothing. Smaller ones are better read: once packed, they are freed.
-DATA_FROM = 1 << 20
+DATA_FROM = 1 << 21
 #: where they begin in it, so that they can be mapped
 ALIGNMENT = 4096
 

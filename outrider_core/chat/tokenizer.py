@@ -153,7 +153,7 @@ def open_chat_tokenizer(folder: Path) -> ChatTokenizer:
     if not isinstance(settings, dict):
         raise ValueError(f"{path} is no JSON object")
     special = {name: text for name in TOKEN_NAMES if (text := token_text(settings.get(name)))}
-    return ChatTokenizer(tokenizer, _template(folder, settings), special)
+    return ChatTokenizer(tokenizer, read_template(folder, settings), special)
 
 
 def chat_tokenizer_of(tokenizer: Any) -> ChatTokenizer:
@@ -169,7 +169,7 @@ def token_text(token: Any) -> str:
     return token if isinstance(token, str) else ""
 
 
-def _template(folder: Path, settings: Mapping[str, Any]) -> str:
+def read_template(folder: Path, settings: Mapping[str, Any]) -> str:
     """chat_template.jinja, or what an older folder has in tokenizer_config.json: one template or several with names."""
     path = folder / "chat_template.jinja"
     if path.is_file():

@@ -26,18 +26,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from outrider_core.models.device_arrays import check_draft_ids
 from outrider_core.models.layers import Block, adopt_tables, rotary, rotate, tables_of
-from outrider_core.models.moa_config import DrafterError, MoAConfig
-
-#: Tensors the server half needs; everything else lives on the device. The cross-attention's input norm
-#: stands on both sides: the paper sends keys/values and queries through the same norm.
-SERVER_PREFIXES = (
-    "layer_self_attention.",
-    "Ekv2E.",
-    "cross_attention.input_layernorm.",
-    "cross_attention.self_attn.k_proj.",
-    "cross_attention.self_attn.v_proj.",
-)
+from outrider_core.models.moa_config import SERVER_PREFIXES, DrafterError, MoAConfig
 
 
 class KeyValue(nn.Module):
@@ -273,9 +264,8 @@ def device_half_on(config: MoAConfig, tensors: dict[str, Tensor], embedding: Ten
             f"the target's embedding is {tuple(embedding.shape)}, the drafter was made for "
             f"{(config.vocab_size, config.hidden_size)}; give the target it was trained on"
         )
-    ids = tensors.get("draft_ids", torch.empty(0))
-    if len(ids.unique()) != config.draft_vocab_size or ids.min() < 0 or ids.max() >= config.vocab_size:
-        raise DrafterError("drafter weights do not fit their config: draft_ids is missing, repeated or out of range")
+    check_draft_ids(config, {name: tensor.numpy() for name, tensor in tensors.items() if name == "draft_ids"})
+    ids = tensors["draft_ids"]
     with torch.device("meta"):
         half = DeviceHalf(config)
     own = {k: v for k, v in tensors.items() if k in half.state_dict()}
@@ -283,6 +273,14 @@ def device_half_on(config: MoAConfig, tensors: dict[str, Tensor], embedding: Ten
     whole = torch.equal(ids.long(), torch.arange(len(lm_head)))
     own["head.weight"] = lm_head.float() if whole else lm_head[ids.long()].float()
     _load(half, own)
+    return half
+
+
+def device_half_of(config: MoAConfig, arrays: Mapping[str, NDArray[Any]]) -> DeviceHalf:
+    """The same from `device_arrays`, whose memory it shares."""
+    with torch.device("meta"):
+        half = DeviceHalf(config)
+    _load(half, {name: torch.from_numpy(array) for name, array in arrays.items()})
     return half
 
 

@@ -12,6 +12,15 @@ class DrafterError(RuntimeError):
     """A drafter folder cannot be used. The message is one line that says what to do."""
 
 
+#: Tensors the server half needs; everything else lives on the device. The cross-attention's input norm
+#: stands on both sides: the paper sends keys/values and queries through the same norm.
+SERVER_PREFIXES = (
+    "layer_self_attention.",
+    "Ekv2E.",
+    "cross_attention.input_layernorm.",
+    "cross_attention.self_attn.k_proj.",
+    "cross_attention.self_attn.v_proj.",
+)
 #: a drafter's confidence temperature is between these
 TEMPERATURE_RANGE = (0.05, 20.0)
 

@@ -20,8 +20,8 @@ from cloud.torch_engine.process import VerifierProcess
 from export.__main__ import main
 from export.bundle import check as module
 from export.bundle.bundle import write_bundle
-from export.bundle.check import broken_bounds, facts
-from export.bundle.steps import RANDOM_ROWS, TARGET_ANSWERS, Passage
+from export.bundle.facts import RANDOM_ROWS, TARGET_ANSWERS, broken_bounds, facts
+from export.bundle.steps import Passage
 from outrider_core.drafting.bundle import MANIFEST, Manifest, open_bundle
 from outrider_core.models.drafter_files import save_drafter
 from outrider_core.models.folders import drafters_folder
@@ -113,7 +113,7 @@ def roll(folder: Path, name: str) -> None:
 def test_engine_that_drafts_something_else(
     folders: Folders, copied: Path, alone: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    roll(copied, "head.weights.weight")
+    roll(copied, "head")
     assert main(command(folders, copied, "--no-acceptance")) == 1
     lines = errors(capsys)
     assert len(lines) == 2 and all(re.search(r"top[14] agreement is 0\.\d+, its bound is 0\.999$", x) for x in lines)

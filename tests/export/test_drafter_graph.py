@@ -149,7 +149,7 @@ def test_what_reads_the_same_row_is_one_product(name: str, nodes: dict[int, int]
 
 
 def test_large_tensors_lie_at_page_boundaries_in_a_file_of_their_own(tmp_path: Path) -> None:
-    half = filled(DeviceHalf(replace(CONFIG, vocab_size=9000, draft_vocab_size=9000)))
+    half = filled(DeviceHalf(replace(CONFIG, vocab_size=14_000, draft_vocab_size=14_000)))
     path = tmp_path / "drafter.onnx"
     write_onnx(half.config, half.arrays(), Profile("fp32", 32), path, {"made": "here"})
     model = onnx.load(path, load_external_data=False)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from export.bundle.blocks import quantise
-from export.bundle.check import check_metadata, facts
+from export.bundle.facts import check_metadata, facts
 from export.bundle.steps import example_inputs
 from outrider_core.drafting.bundle import Bundle, BundleError, open_bundle
 from outrider_core.drafting.drafter import Drafter, TreeShape

@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from export.bundle import bundle as module
 from export.bundle import to_onnx
 from export.bundle.bundle import write_bundle
-from export.bundle.check import facts
+from export.bundle.facts import facts
 from outrider_core.drafting.bundle import MANIFEST, SERVER_HALF_FILE, BundleError, open_bundle
 from outrider_core.drafting.engines import open_engine
 from outrider_core.models.drafter_files import load_drafter
@@ -149,7 +149,7 @@ def test_report_is_complete(bundles: Bundles) -> None:
     assert report["files"][ENGINE_FILE] == engine["bytes"] == (folder / ENGINE_FILE).stat().st_size
     assert report["versions"] == open_bundle(folder).manifest.versions
     text = (folder / "report.md").read_text()
-    assert "| flips at near ties |" in text and "MatMulNBits 13" in text
+    assert "| flips at near ties |" in text and "MatMulNBits 9" in text
 
 
 def test_returned_report_is_the_written_one(folders: Folders, reused: Reused, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ import torch
 
 from export.__main__ import main
 from export.bundle import bundle as module
+from export.bundle import to_executorch
 from outrider_core.drafting.bundle import open_bundle
 from outrider_core.models.moa import DeviceHalf
 from tests.export.conftest import ENVIRONMENT, ROOT, Bundles, Folders, run, snapshot
@@ -106,7 +107,7 @@ def test_killed_export_goes_on(folders: Folders, tmp_path: Path, bundles: Bundle
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "write_onnx", no_call)
-        patch.setattr(module, "write_executorch", copies(bundles("fp32", "executorch")))
+        patch.setattr(to_executorch, "write_executorch", copies(bundles("fp32", "executorch")))
         assert main(command) == 0
     assert (output / "drafter.onnx").read_bytes() == lowered
     assert open_bundle(output).manifest.engines.keys() == {"onnx", "executorch"}

@@ -15,7 +15,7 @@ import torch
 
 from export.__main__ import main
 from export.bundle import bundle as module
-from export.bundle import to_executorch
+from export.bundle import comparison, plan, to_executorch
 from export.bundle.bundle import write_bundle
 from export.options import OptionsError
 from outrider_core.drafting.bundle import BundleError, open_bundle
@@ -96,8 +96,8 @@ def test_backends_that_cannot_be(
 
 
 def test_exporter_of_executorch_not_installed(refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(to_executorch.importlib.util, "find_spec", lambda name: None)
-    assert refused(format=("executorch",)).endswith("run: pip install 'outrider[executorch]'")
+    monkeypatch.setattr(plan, "find_spec", lambda name: None)
+    assert refused(format=("executorch",)).endswith("run: pip install 'outrider[export]'")
 
 
 def test_too_little_disk(refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,7 +199,7 @@ def test_engine_that_disagrees_is_not_shipped(
 def test_engine_of_low_acceptance_is_not_shipped(refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
     figures = {"prompts": 1, "max_new_tokens": 8, "eager": {"tau": 2.0, "rounds": 3},
                "engines": {"onnx": {"tau": 1.0, "ratio": 0.5, "rounds": 6}}}  # fmt: skip
-    monkeypatch.setattr(module, "check_acceptance", lambda *_: figures)
+    monkeypatch.setattr(comparison, "check_acceptance", lambda *_: figures)
     assert refused(check=True).startswith("drafter.onnx: acceptance ratio is 0.500, its bound is 0.97; nothing was")
 
 

@@ -1,0 +1,88 @@
+"""What a bundle takes of its target: tokenizer, chat template, embedding and LM head. No torch."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from outrider_core.chat.tokenizer import read_template
+from outrider_core.drafting.bundle import BundleError
+from outrider_core.targets.config import TargetConfig, UnsupportedTarget
+from outrider_core.targets.gguf_tokenizer import write_tokenizer
+from outrider_core.targets.source import TargetError, TargetSource
+from outrider_core.targets.weights import BrokenWeights, Floats, GgufWeights, SafetensorsWeights, Weights
+
+TOKENIZER, TOKENIZER_CONFIG, CHAT_TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
+#: what some tokenizers have beside these two
+_MORE_FILES = ("special_tokens_map.json",)
+
+
+@dataclass(frozen=True)
+class ExportTarget:
+    """A target's files, of which nothing large is in memory."""
+
+    source: TargetSource
+    config: TargetConfig
+
+    @classmethod
+    def open(cls, source: TargetSource) -> ExportTarget:
+        """Raises TargetError with one clear line on anything missing, broken or unsupported."""
+        if source.prepared:
+            raise TargetError(f"{source.name} is a target bundle, which holds no embedding in float; give its model")
+        try:
+            return cls(source, source.shape())
+        except UnsupportedTarget as error:
+            raise TargetError(f"{source.name}: {error}") from None
+
+    @property
+    def name(self) -> str:
+        return self.source.name
+
+    @property
+    def model_hash(self) -> str:
+        return self.source.identity
+
+    @cached_property
+    def _weights(self) -> Weights:
+        path = self.source.path
+        try:
+            return GgufWeights(path) if path.is_file() else SafetensorsWeights(path)
+        except BrokenWeights as error:
+            raise TargetError(f"{self.name}: {error}") from None
+
+    @cached_property
+    def eos_ids(self) -> tuple[int, ...]:
+        """Token ids that end an answer."""
+        if isinstance(self._weights, GgufWeights):
+            return tuple(self._weights.eos_ids)
+        return self.source.eos_ids
+
+    def tables(self) -> tuple[Floats, Floats]:
+        """(token embedding, LM head), each float32 [vocab, hidden_size]; one array where they are tied."""
+        try:
+            embedding = self._weights.read("embed_tokens")
+            return embedding, embedding if self.config.tie_word_embeddings else self._weights.read("lm_head")
+        except BrokenWeights as error:
+            raise TargetError(f"{self.name}: {error}") from None
+
+    def write_tokenizer(self, folder: Path) -> None:
+        """Put tokenizer and chat template into `folder`. Raises BundleError where the target lacks one."""
+        path = self.source.path
+        if isinstance(self._weights, GgufWeights):
+            write_tokenizer(self._weights, folder)
+        else:
+            for name in (TOKENIZER, TOKENIZER_CONFIG, *_MORE_FILES):
+                if (path / name).is_file():
+                    shutil.copyfile(path / name, folder / name)
+            if (path / TOKENIZER_CONFIG).is_file():
+                template = read_template(path, json.loads((path / TOKENIZER_CONFIG).read_text(encoding="utf-8")))
+                if template:
+                    (folder / CHAT_TEMPLATE).write_text(template, encoding="utf-8")
+        for name in (TOKENIZER, TOKENIZER_CONFIG):
+            if not (folder / name).is_file():
+                raise BundleError(f"{self.name}: there is no {name}; a fast tokenizer is needed")
+        if not (folder / CHAT_TEMPLATE).is_file():
+            raise BundleError(f"{self.name} has no chat template; add chat_template.jinja to its folder")
