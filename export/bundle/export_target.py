@@ -60,6 +60,14 @@ class ExportTarget:
             return tuple(self._weights.eos_ids)
         return self.source.eos_ids
 
+    @property
+    def chat_template(self) -> str:
+        """"" where it has none."""
+        if isinstance(self._weights, GgufWeights):
+            return str(self._weights.field("tokenizer.chat_template", ""))
+        settings, path = self.source.path / TOKENIZER_CONFIG, self.source.path
+        return read_template(path, json.loads(settings.read_text(encoding="utf-8")) if settings.is_file() else {})
+
     def tables(self) -> tuple[Floats, Floats]:
         """(token embedding, LM head), each float32 [vocab, hidden_size]; one array where they are tied."""
         try:
@@ -69,7 +77,7 @@ class ExportTarget:
             raise TargetError(f"{self.name}: {error}") from None
 
     def write_tokenizer(self, folder: Path) -> None:
-        """Put tokenizer and chat template into `folder`. Raises BundleError where the target lacks one."""
+        """Put tokenizer and chat template into `folder`. Raises BundleError where there is no fast tokenizer."""
         path = self.source.path
         if isinstance(self._weights, GgufWeights):
             write_tokenizer(self._weights, folder)
@@ -77,12 +85,8 @@ class ExportTarget:
             for name in (TOKENIZER, TOKENIZER_CONFIG, *_MORE_FILES):
                 if (path / name).is_file():
                     shutil.copyfile(path / name, folder / name)
-            if (path / TOKENIZER_CONFIG).is_file():
-                template = read_template(path, json.loads((path / TOKENIZER_CONFIG).read_text(encoding="utf-8")))
-                if template:
-                    (folder / CHAT_TEMPLATE).write_text(template, encoding="utf-8")
+            if template := self.chat_template:
+                (folder / CHAT_TEMPLATE).write_text(template, encoding="utf-8")
         for name in (TOKENIZER, TOKENIZER_CONFIG):
             if not (folder / name).is_file():
                 raise BundleError(f"{self.name}: there is no {name}; a fast tokenizer is needed")
-        if not (folder / CHAT_TEMPLATE).is_file():
-            raise BundleError(f"{self.name} has no chat template; add chat_template.jinja to its folder")

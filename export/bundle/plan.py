@@ -133,6 +133,8 @@ def _check_options(options: BundleOptions) -> Profile:
 def _check_fit(target: ExportTarget, config: MoAConfig, drafter: Path) -> None:
     if not target.eos_ids:
         raise BundleError(f"{target.name} names no eos_token_id, so no answer would ever end; add it to config.json")
+    if not target.chat_template:
+        raise BundleError(f"{target.name} has no chat template; add chat_template.jinja to its folder")
     check_target(config.target_hash, target.name, target.model_hash, drafter)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -219,7 +220,7 @@ def stored(folder: Path) -> Counter[int]:
     """Bytes of the ONNX file's weights by type; single numbers are none."""
     counts: Counter[int] = Counter()
     for tensor in onnx.load(folder / "drafter.onnx").graph.initializer:
-        counts[tensor.data_type] += numpy_helper.to_array(tensor).nbytes if tensor.dims else 0
+        counts[tensor.data_type] += numpy_helper.to_array(tensor).nbytes if math.prod(tensor.dims) > 1 else 0
     return counts
 
 

@@ -15,6 +15,7 @@ import torch
 
 from export.__main__ import main
 from export.bundle import bundle as module
+from export.bundle import comparison
 from export.bundle.bundle import DRAFT_IDS_FILE, write_bundle
 from outrider_core.drafting.bundle import MANIFEST, SERVER_HALF_FILE, BundleError, open_bundle
 from outrider_core.targets.source import TargetSource
@@ -124,15 +125,17 @@ def test_files_of_a_killed_export_are_not_shipped(interrupted: Path, folders: Fo
     assert not any("level1" in name or "new" in name for name in listed)
 
 
-@pytest.mark.parametrize("step", ["_report", "passages_for", "save_file"])
+@pytest.mark.parametrize(
+    "step", [(module, "_report"), (comparison, "passages_for"), (module, "save_file")], ids=lambda step: str(step[1])
+)
 def test_interrupt_behind_lowering(
-    folders: Folders, reused: Reused, copied: Path, exact: Path, monkeypatch: pytest.MonkeyPatch, step: str
+    folders: Folders, reused: Reused, copied: Path, exact: Path, monkeypatch: pytest.MonkeyPatch, step: Any
 ) -> None:
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(module, step, interrupt)
+        patch.setattr(*step, interrupt)
         with pytest.raises(KeyboardInterrupt):
             write_bundle(folders.options(copied))
     assert snapshot(copied) == snapshot(exact)

@@ -163,11 +163,10 @@ def test_missing_target(refused: Refused, tmp_path: Path) -> None:
     assert "no such folder" in refused(target=tmp_path / "nowhere")
 
 
-def test_tokenizer_without_a_fast_file(refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
-    from transformers import PreTrainedTokenizerFast
-
-    monkeypatch.setattr(PreTrainedTokenizerFast, "save_pretrained", lambda *_, **__: None)
-    assert refused().endswith("its tokenizer writes no tokenizer.json; a fast tokenizer is needed")
+def test_tokenizer_without_a_fast_file(folders: Folders, refused: Refused, tmp_path: Path) -> None:
+    target, drafter = own_target(folders, tmp_path)
+    (target / "tokenizer.json").unlink()
+    assert "there is no tokenizer.json" in refused(target, drafter=drafter)
 
 
 @pytest.mark.parametrize("engine", ["onnx", "executorch"])
