@@ -62,7 +62,7 @@ class ExportTarget:
 
     @property
     def chat_template(self) -> str:
-        """"" where it has none."""
+        """Its text; empty where it has none."""
         if isinstance(self._weights, GgufWeights):
             return str(self._weights.field("tokenizer.chat_template", ""))
         settings, path = self.source.path / TOKENIZER_CONFIG, self.source.path
