@@ -14,7 +14,6 @@ interface Fetching extends Extendable {
 
 const worker = globalThis as unknown as {
   registration: { scope: string };
-  skipWaiting(): Promise<void>;
   clients: { claim(): Promise<void> };
   addEventListener(type: string, listen: (event: never) => void): void;
 };
@@ -26,7 +25,6 @@ async function install(): Promise<void> {
   await cache.addAll(
     SHELL_FILES.map(name => new Request(new URL(name, worker.registration.scope), { cache: "reload" })),
   );
-  await worker.skipWaiting();
 }
 
 async function activate(): Promise<void> {
@@ -35,7 +33,10 @@ async function activate(): Promise<void> {
   await worker.clients.claim();
 }
 
-/** What is kept, all of one version: a newer one is fetched beside it, and shows when the page is opened next. */
+/**
+ * What is kept, all of one version. A newer one is fetched beside it and takes over once no page of this one is open: an
+ * open page may still load parts of itself.
+ */
 async function answer(request: Request): Promise<Response> {
   const cache = await caches.open(NAME);
   const kept = await cache.match(request.mode === "navigate" ? worker.registration.scope : request);
