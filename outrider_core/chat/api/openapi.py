@@ -14,6 +14,13 @@ from outrider_core.chat.api.fields import Fields
 #: statuses of refusals and failures, which have OpenAI's form
 STATUSES = (400, 401, 403, 404, 405, 408, 413, 415, 429, 500, 502, 503)
 
+#: a server-sent event, whose data is JSON or [DONE]
+EVENT = {
+    "type": "object",
+    "properties": {"event": {"type": "string"}, "data": {"type": "string"}},
+    "required": ["data"],
+}
+
 
 def description(calls: Mapping[str, type[Fields]], gets: Iterable[str], models: Iterable[str]) -> dict[str, Any]:
     """Return the OpenAPI 3.1 description of an endpoint.
@@ -31,7 +38,7 @@ def description(calls: Mapping[str, type[Fields]], gets: Iterable[str], models: 
     paths: dict[str, Any] = {path: {"get": {"responses": {"200": _answer("answered"), **refused}}} for path in gets}
     for path, kind in calls.items():
         whole = _answer("the answer, whole or as server-sent events")
-        whole["content"]["text/event-stream"] = {"schema": {"type": "string"}}
+        whole["content"]["text/event-stream"] = {"schema": EVENT}
         content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{kind.__name__}"}}}
         body = {"required": True, "content": content}
         paths[path] = {"post": {"requestBody": body, "responses": {"200": whole, **refused}}}
