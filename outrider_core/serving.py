@@ -23,10 +23,14 @@ def is_loopback(host: str | None) -> bool:
     return (getattr(address, "ipv4_mapped", None) or address).is_loopback
 
 
+#: where a network that has IPv6 alone shows the IPv4 addresses of others
+NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
+
+
 def client_of(host: str) -> str:
     """Return what counts as one client's address: of IPv6 its /64, which is what a home or a machine is given.
 
-    An IPv4 address that came through an IPv6 socket is that address.
+    An IPv4 address that came through an IPv6 socket, or through a NAT64 (RFC 6052), is that address.
     """
     try:
         address = ipaddress.ip_address(host)
@@ -36,6 +40,8 @@ def client_of(host: str) -> str:
         return host
     if address.ipv4_mapped is not None:
         return str(address.ipv4_mapped)
+    if address in NAT64:
+        return str(ipaddress.IPv4Address(address.packed[12:]))
     return f"{ipaddress.IPv6Address(address.packed[:8] + bytes(8))}/64"
 
 

@@ -94,6 +94,7 @@ def test_a_name_of_both_kinds_has_a_socket_for_each(hosts: Sequence[str], monkey
     [("2001:db8:1:2::1", "2001:db8:1:2:ffff:ffff:ffff:ffff", True), ("2001:db8:1:2::1", "2001:db8:1:3::1", False),
      ("::ffff:192.0.2.7", "192.0.2.7", True), ("::ffff:192.0.2.7", "::ffff:192.0.2.8", False),
      ("192.0.2.7", "192.0.2.8", False), ("fe80::1%eth0", "fe80::2%eth0", True), ("::1", "2001:db8::1", False),
+     ("64:ff9b::192.0.2.7", "192.0.2.7", True), ("64:ff9b::192.0.2.7", "64:ff9b::192.0.2.8", False),
      ("", "", True), ("unix", "unix", True)],
 )  # fmt: skip
 def test_a_client_has_a_network_of_addresses(one: str, other: str, same: bool) -> None:

@@ -92,7 +92,7 @@ class Endpoint:
         self.completions = set[DeviceCompletion]()
         self.worker = ThreadPoolExecutor(1, "tokenizer")  # a long conversation would hold up the event loop
         self.request_seconds, self.unread_seconds = HEAD_SECONDS, READ_SECONDS
-        self.app = api_app([*probe_routes(self._healthz, self._healthz), *api_routes(self)], list(origins))
+        self.app = api_app([*probe_routes(self._healthz, self._readyz), *api_routes(self)], list(origins))
 
     async def drain(self, seconds: float) -> None:
         """Begin nothing more, let the answer under way end for at most `seconds`, refuse the rest."""
@@ -110,6 +110,9 @@ class Endpoint:
 
     async def _healthz(self, _: Request) -> JSONResponse:
         return JSONResponse({"status": "ok", "link": bool(self.runtime.link and self.runtime.link.welcome)})
+
+    async def _readyz(self, _: Request) -> JSONResponse:
+        return JSONResponse({"ready": not self.leaving}, 503 if self.leaving else 200)
 
     def admit(self, request: HTTPConnection) -> None:
         """See Backend."""

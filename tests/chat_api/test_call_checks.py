@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -89,3 +90,42 @@ def test_a_stream_ends_with_it() -> None:
     chunks = [json.loads(each[6:]) for each in asyncio.run(events()) if each.startswith(b"data: {")]
     assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
     assert [each["name"] for each in chunks[-1]["outrider"]["invalid_calls"]] == ["f"]
+
+
+@pytest.mark.parametrize(
+    "place", ["file:///etc/hostname", "http://127.0.0.1:9/x", "https://there.example/x", "ftp://there.example/x"]
+)
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"$ref": "PLACE"}, {"allOf": [{"$ref": "PLACE"}]}, {"$dynamicRef": "PLACE#x"},
+        {"$id": "PLACE", "$ref": "other"},
+        {"$schema": "PLACE", "type": "object"}, {"properties": {"a": {"$id": "PLACE", "$ref": "#/$defs/none"}}},
+        {"$schema": "http://json-schema.org/draft-04/schema#", "id": "PLACE", "$ref": "other"},
+        {"$schema": "http://json-schema.org/draft-03/schema#", "extends": {"$ref": "PLACE"}},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_reference_leads_nowhere_but_into_the_schema(
+    schema: dict[str, Any], place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = list[str]()
+
+    def opened(*arguments: Any, **_: Any) -> None:
+        asked.append(str(arguments[0]))
+        raise OSError("nothing is opened here")
+
+    monkeypatch.setattr("urllib.request.urlopen", opened)
+    monkeypatch.setattr("urllib.request.OpenerDirector.open", opened)
+    monkeypatch.setitem(sys.modules, "requests", None)
+    fault_of('{"a": 1}', json.loads(json.dumps(schema).replace("PLACE", place)))
+    assert not asked
+
+
+def test_a_reference_into_the_schema_is_followed() -> None:
+    schema = {
+        "$id": "https://here.example/s",
+        "$defs": {"n": {"type": "integer"}},
+        "properties": {"a": {"$ref": "#/$defs/n"}},
+    }
+    assert fault_of('{"a": "x"}', schema) and not fault_of('{"a": 1}', schema)

@@ -190,6 +190,12 @@ def test_what_is_read_is_read_by_head_too_and_with_a_slash(served: Served, path:
     assert slash.content == whole.content and head.headers["content-length"] == str(len(whole.content))
 
 
+@pytest.mark.parametrize("path", ["/v1/models", "/openapi.json"])
+def test_a_page_that_may_not_ask_is_not_told_what_is_served(served: Served, path: str) -> None:
+    told = httpx.get(f"{served.root}{path}", headers={"origin": "https://elsewhere.example"}, timeout=HANG)
+    assert told.status_code == 403 and served.model not in told.text
+
+
 def test_the_version_is_told(served: Served) -> None:
     assert httpx.get(f"{served.root}/version").json() == {"version": version("outrider")}
 

@@ -100,7 +100,8 @@ def api_routes(backend: Backend) -> list[Route]:
 
     described = description(CALLS, ["/v1/models"], cards)
 
-    async def openapi(_: Request) -> Response:
+    async def openapi(request: Request) -> Response:
+        backend.admit(request)
         return _json(described)
 
     return [

@@ -1,7 +1,8 @@
 """Whether a call's arguments obey the schema of their function, which a grammar may not have enforced.
 
-Both schema and arguments may be a stranger's: the work is bounded, and expressions, which Python can be made to try for
-hours, are left out.
+Both schema and arguments may be a stranger's: the work is bounded, expressions, which Python can be made to try for
+hours, are left out, and a reference leads nowhere but into the schema itself. jsonschema's own registry would fetch it,
+from the network and from this machine's files.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 from jsonschema import Draft202012Validator, ValidationError
 from jsonschema.exceptions import SchemaError, best_match
 from jsonschema.validators import extend, validator_for
+from referencing import Registry
 
 #: keywords looked at, and values compared, before a check is given up
 STEPS = 20_000
@@ -46,7 +48,7 @@ def fault_of(arguments: str, schema: Mapping[str, Any]) -> str:
         rules |= dict.fromkeys([*UNCHECKED, *["additionalProperties"] * open_names], _unchecked)
         checked = extend(kind, rules)
         checked.check_schema(schema)
-        found = best_match(checked(schema).iter_errors(json.loads(arguments)))
+        found = best_match(checked(schema, registry=Registry()).iter_errors(json.loads(arguments)))
     except (_TooMuch, SchemaError, RecursionError):
         return ""
     except Exception as error:  # a reference to what is not there, and whatever a strange schema makes of the library

@@ -217,7 +217,8 @@ def _append(messages: list[ChatMessage], item: Item, where: str) -> None:
             )
             if not messages or messages[-1].role != "assistant":
                 messages.append(ChatMessage("assistant"))
-            messages[-1].tool_calls = [*(messages[-1].tool_calls or ()), call]
+            calls = messages[-1].tool_calls = messages[-1].tool_calls or []
+            calls.append(call)
         case "function_call_output":
             content = _texts(item.output, f"{where}.output")
             messages.append(ChatMessage("tool", content, tool_call_id=item.call_id))

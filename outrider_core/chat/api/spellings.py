@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -80,11 +81,20 @@ HARMLESS = frozenset(
 HARMLESS_INSIDE = frozenset(("id", "status", "annotations", "logprobs", "refusal", "index", "include_obfuscation"))
 #: names that are told to a client at most, and what such a name may look like
 MOST_NAMES, NAME = 20, re.compile(r"[\w.\[\]-]{1,100}", re.ASCII)
+#: values looked at for such names, and for whether one says nothing, before the rest is left unread
+MOST_VALUES = 10_000
 
 
 def is_empty(value: Any) -> bool:
     """Whether a value says nothing: null, or an object of nothing but that."""
-    return value is None or (isinstance(value, dict) and all(is_empty(each) for each in value.values()))
+    left, seen = [value], 0
+    while left:
+        one = left.pop()
+        seen += 1
+        if seen > MOST_VALUES or not (one is None or isinstance(one, dict)):
+            return False
+        left += (one or {}).values()
+    return True
 
 
 def take_spellings(fields: dict[str, Any]) -> dict[str, Any] | None:
@@ -162,7 +172,8 @@ def ignored_names(fields: dict[str, Any], kind: type[msgspec.Struct], known: Map
     names = list[str]()
     form = fields.get("response_format")
     inside = [f"response_format.{name}" for name in form if name not in FORM] if isinstance(form, dict) else []
-    for name in (*_unread(fields, inspect.type_info(kind), ""), *inside):
+    read = islice(_values(fields, inspect.type_info(kind), ""), MOST_VALUES)
+    for name in (*(name for name in read if name), *inside):
         if name not in known and name not in REFUSED:
             names.append(name if NAME.fullmatch(name) else "?")
         if len(names) == MOST_NAMES:
@@ -170,19 +181,34 @@ def ignored_names(fields: dict[str, Any], kind: type[msgspec.Struct], known: Map
     return tuple(dict.fromkeys(names))
 
 
-def _unread(value: Any, type_: inspect.Type, path: str) -> Iterator[str]:
+def _values(value: Any, type_: inspect.Type, path: str) -> Iterator[str]:
+    """For each value that is looked at: where it is, if nobody reads it, else ""."""
     match type_:
         case inspect.UnionType(types=types):
             for each in types:
-                yield from _unread(value, each, path)
-        case inspect.ListType(item_type=item) if isinstance(value, list):
+                yield from _values(value, each, path)
+        case inspect.ListType(item_type=item) if isinstance(value, list) and _holds_fields(item):
             for index, one in enumerate(value):
-                yield from _unread(one, item, f"{path}[{index}]")
+                yield ""
+                yield from _values(one, item, f"{path}[{index}]")
         case inspect.StructType(fields=fields) if isinstance(value, dict):
             known = {each.encode_name: each.type for each in fields}
             for name, one in value.items():
                 where = f"{path}.{name}" if path else name
                 if name in known:
-                    yield from _unread(one, known[name], where)
+                    yield ""
+                    yield from _values(one, known[name], where)
                 elif not is_empty(one) and one != [] and name not in (HARMLESS_INSIDE if path else HARMLESS):
                     yield where
+                else:
+                    yield ""
+
+
+def _holds_fields(type_: inspect.Type) -> bool:
+    """Whether a value of this type may have fields that somebody reads."""
+    match type_:
+        case inspect.UnionType(types=types):
+            return any(map(_holds_fields, types))
+        case inspect.ListType(item_type=item):
+            return _holds_fields(item)
+    return isinstance(type_, inspect.StructType)
