@@ -107,7 +107,7 @@ def __getattr__(name: str) -> Any:
     try:
         value = getattr(import_module(_HOMES[name]), name)
     except ImportError as error:
-        if reason := hidden_package():
+        if reason := hidden_package(error):
             raise ImportError(reason) from error
         raise
     globals()[name] = value

@@ -9,9 +9,14 @@ PACKAGES = ("outrider_core", "edge_runtime", "cloud", "export")
 HOME = Path(__file__).resolve().parents[1]
 
 
-def hidden_package() -> str | None:
-    """What hides one of them and what to do, in a line; None: nothing does."""
+def hidden_package(error: ImportError | None = None) -> str | None:
+    """What hides one of them and what to do, in a line; None: nothing does.
+
+    error: an import that failed; only the package that it was in is looked at.
+    """
     for name in PACKAGES:
+        if error is not None and (error.name or "").partition(".")[0] != name:
+            continue
         spec = find_spec(name)
         if spec is None:
             continue

@@ -92,6 +92,8 @@ def write_bundle(options: BundleOptions) -> dict[str, Any]:
             line += f", top-1 agreement {parity['top1_agreement']:.3f}, {parity['flips']} flips of {parity['steps']} "
             line += f"({parity['flips_at_near_ties']} at near-ties)"
         console.print(line, highlight=False)
+    if not plan.compared:
+        console.print("  not compared with the eager model; `python -m export check` does, where torch is installed")
     if understudy := report.get("understudy"):
         console.print(
             f"  {understudy['folder']}/: {understudy['bytes'] / 1e6:.0f} MB, {understudy['name']} at "

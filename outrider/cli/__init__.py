@@ -59,6 +59,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if command in EXAMPLES and rest[:1] in (["-h"], ["--help"]):
             print(f"example:\n  {EXAMPLES[command]}\n")
+        if command in ("verifier", "export") and (reason := hidden_package()):
+            print(f"outrider: {reason}", file=sys.stderr)
+            return 1
         if command == "verifier":
             from cloud.verifier import main as run_verifier
 
@@ -73,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:  # while packages are still being imported
         return 130
     except ImportError as error:
-        if reason := hidden_package():
+        if reason := hidden_package(error):
             print(f"outrider: {reason}", file=sys.stderr)
             return 1
         missing = (error.name or "").partition(".")[0]

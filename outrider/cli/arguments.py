@@ -136,7 +136,8 @@ def add_flags(command: argparse.ArgumentParser, options: type[Options]) -> None:
     exclusive = command.add_mutually_exclusive_group()
     for each in fields(options):
         if each.default is MISSING:
-            command.add_argument(each.name, help="the question, or - to read it from standard input")
+            text = "the question; - stands for standard input: cat notes | outrider generate summarise: -"
+            command.add_argument(each.name, nargs="+", help=text)
             continue
         flag: Flag = each.metadata["flag"]
         default, text = each.default, flag.text

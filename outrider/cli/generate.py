@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import stat
-import sys
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import asdict
 
@@ -24,20 +22,19 @@ UNVERIFIED, REFUSED = 3, 4
 OFFLINE = "offline: all text below was written on this device and is unverified"
 
 
-def piped() -> list[str]:
-    """What a pipe or a file gives to standard input: it goes behind the prompt, as in `cat notes | outrider generate
-    "summarise:"`. Nothing is read from a terminal or from a program that left its own standard input to this one."""
-    try:
-        mode = os.fstat(sys.stdin.fileno()).st_mode
-    except (AttributeError, OSError, ValueError):  # closed
-        return []
-    text = whole_input().strip() if stat.S_ISFIFO(mode) or stat.S_ISREG(mode) else ""
-    return [text] if text else []
+def prompt_of(parts: Sequence[str]) -> str:
+    """The question; what standard input holds stands in paragraphs of its own. It is read only where "-" asks for it: a
+    loop around this command may want it, and a pipe that nobody closes would never end."""
+    if "-" not in parts:
+        return " ".join(parts)
+    place = parts.index("-")
+    around = " ".join(parts[:place]), whole_input().strip(), " ".join(parts[place + 1 :])
+    return "\n\n".join(part for part in around if part)
 
 
 async def generate(options: GenerateOptions, bundle: Bundle, server: str | LinkMaker | None) -> int:
     """Returns the exit status."""
-    prompt = whole_input() if options.prompt == "-" else "\n\n".join([options.prompt, *piped()])
+    prompt = prompt_of(options.prompt)
     if not prompt.strip():
         raise CommandError("the prompt is empty; write it behind the options, or write - and send it on standard input")
     output = Output.standard(json=options.json)

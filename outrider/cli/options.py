@@ -133,7 +133,7 @@ class SamplingOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class GenerateOptions(SamplingOptions, WritingOptions):
-    """prompt: the question, or "-" for standard input; what a pipe brings otherwise goes behind it."""
+    """prompt: the question in one or several parts, of which "-" stands for standard input."""
 
     stop: tuple[str, ...] = _flag((), "text that ends an answer and is not part of it; may be given more than once")
     give_up: float | None = _flag(
@@ -143,7 +143,7 @@ class GenerateOptions(SamplingOptions, WritingOptions):
         seconds,
     )
     json: bool = _flag(False, "print text, token ids and figures as JSON")
-    prompt: str
+    prompt: Sequence[str]
 
 
 @dataclass(frozen=True, kw_only=True)

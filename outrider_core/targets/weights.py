@@ -33,14 +33,14 @@ class Weights(Protocol):
 
 
 class SafetensorsWeights:
-    """The tensors of all `*.safetensors` files in a model folder, mapped into memory and converted when read."""
+    """The tensors of a model folder's safetensors files, mapped into memory and converted when read."""
 
     _DTYPES: ClassVar = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._entries: dict[str, tuple[Path, dict[str, Any], int]] = {}
-        for path in sorted(folder.glob("*.safetensors")):
+        for path in _safetensors_files(folder):
             header, start = _safetensors_header(path)
             for name, entry in header.items():
                 if name != "__metadata__":
@@ -76,6 +76,23 @@ class SafetensorsWeights:
         plain = name.endswith(".bias")
         full = name if plain else f"{name}.weight"
         return full if full.startswith("lm_head") else f"model.{full}"
+
+
+def _safetensors_files(folder: Path) -> list[Path]:
+    """The files of a model: model.safetensors, else those that its index names, else all. Raises BrokenWeights."""
+    whole, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    if whole.is_file():
+        return [whole]
+    if not index.is_file():
+        return sorted(folder.glob("*.safetensors"))
+    try:
+        named = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        paths = [folder / Path(name).name for name in named]
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise BrokenWeights(f"{index}: not an index of weights; download it again") from None
+    if missing := [path.name for path in paths if not path.is_file()]:
+        raise BrokenWeights(f"{folder}: {missing[0]} is missing, which {index.name} names; download it again")
+    return paths
 
 
 def _safetensors_header(path: Path) -> tuple[dict[str, Any], int]:

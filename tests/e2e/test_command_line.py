@@ -24,6 +24,8 @@ from tests.waiting import HANG
 
 Folders = tuple[Path, Path, Path]
 ROOT = Path(__file__).parents[2]
+#: shows the prompt that its arguments make
+ASK = f"{sys.executable} -c 'import sys; from outrider.cli.generate import prompt_of; print(prompt_of(sys.argv[1:]))'"
 
 
 def generate(*arguments: str) -> GenerateOptions:
@@ -53,7 +55,7 @@ def test_a_wrong_figure_is_refused_by_name(arguments: list[str], text: str, caps
 
 def test_a_stop_string_does_not_swallow_the_prompt() -> None:
     options = generate("--stop", "blue", "question", "--stop", "green")
-    assert options.stop == ("blue", "green") and options.prompt == "question"
+    assert options.stop == ("blue", "green") and options.prompt == ["question"]
 
 
 def test_options_are_typed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,20 +162,34 @@ def test_an_app_that_hides_a_package_is_told_which(tmp_path: Path, folder: str, 
 
 
 @pytest.mark.parametrize(
-    ("shell", "read"),
+    ("shell", "asked"),
     [
-        ("printf 'some notes\\n' | {}", ["some notes"]), ("{} < notes", ["some notes"]), ("{} < /dev/null", []),
-        ("printf '' | {}", []), ("{} <&-", []),
+        ("printf 'some notes\\n' | {}", "summarise:\n\nsome notes"), ("{} < notes", "summarise:\n\nsome notes"),
+        ("{} < /dev/null", "summarise:"), ("{} <&-", "summarise:"),
     ],
 )  # fmt: skip
-def test_what_is_piped_goes_behind_the_prompt(tmp_path: Path, shell: str, read: list[str]) -> None:
+def test_standard_input_stands_where_a_dash_is(tmp_path: Path, shell: str, asked: str) -> None:
     (tmp_path / "notes").write_text("some notes\n")
-    program = f"{sys.executable} -c 'from outrider.cli.generate import piped; print(piped())'"
+    program = (
+        f'{sys.executable} -c \'from outrider.cli.generate import prompt_of; print(prompt_of(["summarise:", "-"]))\''
+    )
     done = subprocess.run(
         shell.format(program), shell=True, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True, text=True, timeout=HANG,
     )  # fmt: skip
-    assert done.stdout == f"{read}\n", done.stderr
+    assert done.stdout == f"{asked}\n", done.stderr
+
+
+def test_a_loop_around_a_command_keeps_its_lines(tmp_path: Path) -> None:
+    (tmp_path / "questions").write_text("one\ntwo\nthree\n")
+    program = (
+        f"{sys.executable} -c 'import sys; from outrider.cli.generate import prompt_of; print(prompt_of(sys.argv[1:]))'"
+    )
+    done = subprocess.run(
+        f'while read -r line; do {program} say "$line"; done < questions', shell=True, cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=HANG,
+    )  # fmt: skip
+    assert done.stdout == "say one\nsay two\nsay three\n", done.stderr
 
 
 def test_a_missing_extra_is_named() -> None:

@@ -81,3 +81,33 @@ def test_a_rotation_keeps_products_and_spreads_outliers(size: int) -> None:
     assert np.abs(rotation.apply(one_channel)).max() <= 1.5 / np.sqrt(size)
     if (block := hadamard_block(size)) > 1:
         np.testing.assert_allclose(rotate_blocks(a, block) @ rotate_blocks(b, block).T, a @ b.T, atol=1e-4)
+
+
+def written(path: Path, value: float) -> None:
+    save_file({"model.embed_tokens.weight": torch.full((2, 2), value)}, path)
+
+
+def test_the_index_says_which_files_count(tmp_path: Path) -> None:
+    """Whatever else lies there, under a name that comes before or behind."""
+    for name, value in (("a.safetensors", 1.0), ("model-1.safetensors", 2.0), ("z.safetensors", 3.0)):
+        written(tmp_path / name, value)
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"model.embed_tokens.weight": "model-1.safetensors"}}))
+    assert SafetensorsWeights(tmp_path).read("embed_tokens")[0, 0] == 2
+    written(tmp_path / "model.safetensors", 4.0)
+    assert SafetensorsWeights(tmp_path).read("embed_tokens")[0, 0] == 4
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ('{"weight_map": {"model.embed_tokens.weight": "model-2.safetensors"}}', "model-2.safetensors is missing"),
+        ('{"weight_map": 3}', "not an index"), ("[]", "not an index"), ("{", "not an index"),
+        ('{"weight_map": {"a": "../../outside.safetensors"}}', "outside.safetensors is missing"),
+    ],
+)  # fmt: skip
+def test_an_index_that_cannot_be_followed_is_named(tmp_path: Path, text: str, says: str) -> None:
+    written(tmp_path / "model-1.safetensors", 1.0)
+    (tmp_path / "model.safetensors.index.json").write_text(text)
+    with pytest.raises(BrokenWeights, match=says):
+        SafetensorsWeights(tmp_path)
