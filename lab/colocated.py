@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -57,12 +57,12 @@ class ColocatedScheduler(Scheduler):
         self._open_drafter = open_drafter
         self._drafting: WeakKeyDictionary[SessionRecord, _Drafting] = WeakKeyDictionary()
 
-    def schedule(self, waiting: Sequence[SessionRecord]) -> list[Segment]:
+    def schedule(self, waiting: Sequence[SessionRecord], maskless: Set[SessionRecord] = frozenset()) -> list[Segment]:
         """See Scheduler.schedule."""
         for session in waiting:
             if session.round is not None:
                 session.round.is_drafted = True
-        return super().schedule(waiting)
+        return super().schedule(waiting, maskless)
 
     def propose(self, session: SessionRecord) -> TokenTree:
         """See Scheduler.propose; of the drafter's for a GENERATE."""

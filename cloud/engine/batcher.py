@@ -64,7 +64,7 @@ class Batcher:
         self._broken: str | None = None
         self._retiming = Retiming(engine.runner, engine.pool, scheduler.budget)
         self._queue: SimpleQueue[EngineRequest | Made | None] = SimpleQueue()
-        self._held = False  # whether all that waits waits for masks
+        self._held = False  # whether nothing can run before a mask is there
         engine.masks.woken = self._woken
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
@@ -164,9 +164,9 @@ class Batcher:
         try:
             waiting = self.requests.waiting()
             self._held = True  # a mask that is made from here on wakes the thread
-            free = [session for session in waiting if session.followed is None or not session.followed.held]
-            self._held = bool(waiting) and not free
-            segments = self.scheduler.schedule(free)
+            maskless = {session for session in waiting if session.followed is not None and session.followed.held}
+            segments = self.scheduler.schedule(waiting, maskless)
+            self._held = bool(maskless) and not segments
             if not segments:
                 return
             self.watchdog.start(self.scheduler.pace.longest(sum(map(len, segments))))

@@ -27,11 +27,12 @@ class Prefixes:
     def __init__(self, pool: KVPool, store: SessionStore, metrics: Metrics) -> None:
         self._pool, self._store, self._metrics = pool, store, metrics
 
-    def share(self, waiting: Sequence[SessionRecord]) -> set[SessionRecord]:
+    def share(self, waiting: Sequence[SessionRecord], maskless: Set[SessionRecord] = frozenset()) -> set[SessionRecord]:
         """Copy to sessions that wait for a step, the oldest claim on the pool first.
 
         Returns those that take no part in the next step: a session with an older claim runs what they lack, or enough
-        was copied for now. The first of `waiting` is never among them.
+        was copied for now. The first of `waiting` that is not `maskless` is never among them. maskless: those that
+        take no part whatever they have.
         """
         held, running, later = set[bytes](), list[SessionRecord](), set[SessionRecord]()
         accounts = {session.account for session in waiting}
@@ -39,6 +40,8 @@ class Prefixes:
         packed, others = cache(_packed), cache(lambda account: list(self._store.of_account(account)))
         for session in waiting:
             held.add(session.id)
+            if session in maskless:
+                continue
             if any(self._runs_for(other, session, packed) for other in running):
                 later.add(session)
                 continue

@@ -59,15 +59,16 @@ class Scheduler:
         """Nodes per tree that devices are asked to stay within."""
         return self._fixed_budget or self.budget.nodes
 
-    def schedule(self, waiting: Sequence[SessionRecord]) -> list[Segment]:
+    def schedule(self, waiting: Sequence[SessionRecord], maskless: Set[SessionRecord] = frozenset()) -> list[Segment]:
         """The next step for sessions with the oldest claim on the pool first.
 
         Verifies come first, the longest waiting first; prefill shares what a chunk may take beside them. A session
-        never loses its rows to one with a younger claim.
+        never loses its rows to one with a younger claim. maskless: those that take no part, as they wait for masks.
         """
-        later = self._prefixes.share(waiting) if self._prefixes else set[SessionRecord]()
-        missing = {session: self._missing(session) for session in waiting}
-        by_age = sorted(waiting, key=lambda session: session.waiting_since)
+        later = self._prefixes.share(waiting, maskless) if self._prefixes else set[SessionRecord]()
+        free = [session for session in waiting if session not in maskless]
+        missing = {session: self._missing(session) for session in free}
+        by_age = sorted(free, key=lambda session: session.waiting_since)
         ready = [session for session in by_age if session.round is not None and not missing[session]]
         behind = [session for session in by_age if missing[session] and session not in later]
         kept = min(self.prefill_chunk, STEP_TOKENS // 4) if behind else 0  # however many trees wait, prefill goes on
@@ -80,6 +81,8 @@ class Scheduler:
         segments, held = list[Segment](), set[bytes]()
         for session in waiting:
             held.add(session.id)
+            if session in maskless:
+                continue
             chunk, tree = chunks.get(session, 0), trees.get(session)
             if not chunk and tree is None and (session.opening is None or missing[session]):
                 continue  # else its tokens have all run, and its feature rows are still to come

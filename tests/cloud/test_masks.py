@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from cloud.engine import masks as masks_module
@@ -24,12 +25,18 @@ from outrider_core.protocol.wire import FINISH_NONE, Generate, Open, Verdict, pa
 from tests.cloud.by_hand import Asked, ByHand
 from tests.cloud.drive import started
 from tests.cloud.test_structured import BEGIN, GRAMMARS, MODEL, MOST, PERSON, PROMPT, held_to, json_verifier, truth_of
+from tests.cloud.test_structured import rules as rules_of
 from tests.tiny import plain_decode
 from tests.waiting import HANG, until
 
 CONSTRAINT = held_to(PERSON)
 GREEDY = Sampling()
 PLAIN = plain_decode(MODEL, PROMPT, GREEDY, 30)
+#: of two sessions with such a prompt a pool of CROWDED rows has room for one
+LONG, CROWDED = PROMPT * 60, 512
+LONG_CONSTRAINT = replace(CONSTRAINT, begin=len(LONG))
+LONG_TRUTH = plain_decode(MODEL, LONG, GREEDY, 40, rules=rules_of(LONG_CONSTRAINT))
+LONG_PLAIN = plain_decode(MODEL, LONG, GREEDY, 60)
 
 
 class Waiting:
@@ -61,12 +68,31 @@ class Waiting:
         self._matcher.rewind(tokens)
 
 
-def ask(submit: Callable[..., Any], session: bytes, account: str, rules: Rules | None, count: int) -> Asked:
-    """An answer of `count` tokens to PROMPT."""
+class Metered(Waiting):
+    """Each mask takes one of `permits`."""
+
+    def __init__(self, permits: threading.Semaphore) -> None:
+        super().__init__(threading.Event(), MOST)
+        self._permits = permits
+
+    def allowed(self) -> NDArray[np.uint32]:
+        assert self._permits.acquire(timeout=HANG)
+        return super().allowed()
+
+
+def ask(
+    submit: Callable[..., Any],
+    session: bytes,
+    account: str,
+    rules: Rules | None,
+    count: int,
+    prompt: Sequence[int] = PROMPT,
+) -> Asked:
+    """An answer of `count` tokens to a prompt."""
     asked = Asked(None)
-    opening = Open(0, session, 0, pack_ids(PROMPT), len(PROMPT), GREEDY)
-    submit(EngineRequest(session, opening, lambda *_: None, tokens=list(PROMPT), rules=rules, account=account))
-    submit(EngineRequest(session, Generate(0, 1, BEGIN, count), asked.take, account=account))
+    opening = Open(0, session, 0, pack_ids(list(prompt)), len(prompt), GREEDY)
+    submit(EngineRequest(session, opening, lambda *_: None, tokens=list(prompt), rules=rules, account=account))
+    submit(EngineRequest(session, Generate(0, 1, len(prompt), count), asked.take, account=account))
     return asked
 
 
@@ -89,26 +115,80 @@ def test_others_are_served_while_a_mask_is_made(first: int) -> None:
     assert not any("engine" in name for name in costly.threads | quick.threads)
 
 
-def test_an_engine_whose_sessions_all_wait_for_masks_sleeps() -> None:
+@pytest.mark.parametrize("others", [0, 2])
+def test_an_engine_that_can_run_nothing_before_a_mask_sleeps(others: int) -> None:
+    """The others have no room beside it."""
     let = threading.Event()
-    with started(json_verifier()) as direct:
-        direct.verifier.engine.mask_seconds = 0.02
-        asked = ask(direct.verifier.submit, bytes(16), "", Rules(CONSTRAINT, Waiting(let)), MOST)
+    costly = Waiting(let)
+    with started(json_verifier(kv_tokens=CROWDED)) as direct:
+        submit, direct.verifier.engine.mask_seconds = direct.verifier.submit, 0.02
+        asked = ask(submit, bytes(16), "", Rules(LONG_CONSTRAINT, costly), len(LONG_TRUTH), LONG)
         batcher, steps = direct.verifier.batcher, 0
-        assert until(lambda: batcher._held)
-        schedule = batcher.scheduler.schedule
+        assert until(lambda: costly.threads)
+        beside = [ask(submit, bytes(15) + bytes([1 + i]), f"{i}", None, 60, LONG) for i in range(others)]
+        schedule, idle = batcher.scheduler.schedule, threading.Event()
 
-        def counted(waiting: Any) -> Any:
+        def counted(*given: Any) -> Any:
             nonlocal steps
             steps += 1
-            return schedule(waiting)
+            segments = schedule(*given)
+            if len(given[0]) == 1 + others and not segments:
+                idle.set()
+            return segments
 
         batcher.scheduler.schedule = counted  # type: ignore[method-assign]
+        assert idle.wait(HANG)
+        steps = 0
         let.wait(0.3)
-        assert steps < 5 and batcher.alive
+        assert steps < 5 and batcher.alive and not asked.drawn
         let.set()
-        assert until(lambda: asked.done)
-    assert asked.drawn == truth_of(CONSTRAINT, GREEDY)
+        assert until(lambda: asked.done and all(each.done for each in beside))
+    assert asked.drawn == LONG_TRUTH
+    assert all(each.drawn == LONG_PLAIN for each in beside)
+
+
+@pytest.mark.parametrize("sibling", [False, True])
+def test_a_session_that_waits_for_masks_loses_no_rows_to_a_younger_claim(
+    sibling: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many turns each mask takes, no more runs and no more is evicted than where none takes any.
+
+    sibling: an idle session has rows that the younger one wants to copy.
+    """
+    monkeypatch.setattr(masks_module, "COSTLY_SECONDS", -1.0)
+
+    def spent(turns: int) -> tuple[int, int]:
+        """Tokens run and sessions evicted where each mask takes so many turns."""
+        permits = threading.Semaphore(0)
+        verifier = json_verifier(accounts=Accounts(), kv_tokens=CROWDED, lookup="off", prefix_cache="on")
+        hand, verifier.engine.mask_seconds = ByHand(verifier), 0.0
+        admit, batcher = verifier.batcher.requests.admit, verifier.batcher
+        if sibling:
+            ask(admit, bytes(15) + b"i", "other", None, 1, LONG[:100])
+            hand.finish()
+        slow = ask(admit, bytes(16), "slow", Rules(LONG_CONSTRAINT, Metered(permits)), len(LONG_TRUTH), LONG)
+        session = verifier.sessions.get(bytes(16))
+        assert session is not None
+        while session.followed is None or not session.followed.held:
+            batcher.step()
+        followed = session.followed
+        plain = ask(admit, bytes(15) + b"p", "other", None, 60, LONG)
+        while batcher.requests:
+            if followed.held:
+                for _ in range(turns):
+                    batcher.step()
+                permits.release()
+                assert until(lambda: not followed.held)
+            batcher.step()
+        verifier.engine.masks.close()
+        assert slow.drawn == LONG_TRUTH and plain.drawn == LONG_PLAIN
+        return hand.ran, verifier.engine.pool.evictions
+
+    tokens, evictions = spent(0)
+    assert tokens < 7 * len(LONG) and evictions < 8
+    for turns in (1, 40):
+        more_tokens, more_evictions = spent(turns)
+        assert more_tokens <= tokens and more_evictions <= evictions
 
 
 class Late(FollowedRules):
