@@ -8,6 +8,7 @@ import random
 import re
 import time
 from collections.abc import Iterator
+from concurrent.futures import CancelledError
 from decimal import Decimal
 from typing import Any
 
@@ -18,14 +19,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider_core.chat.grammar import (
+    WALK_TOKENS,
     Grammar,
     GrammarError,
     GrammarMatcher,
     Grammars,
     GrammarsUnavailable,
+    TriedPattern,
     open_grammars,
 )
-from outrider_core.chat.tool_grammar import ToolFunction, ToolRules, call_text
+from outrider_core.chat.schema import STEPS, Trial, prepared
+from outrider_core.chat.tool_grammar import MAX_TOOLS, ToolFunction, ToolRules, call_text
 from tests.schemas import schemas
 from tests.tiny import EOS, json_tokenizer, tiny_tokenizer
 
@@ -465,6 +469,115 @@ def test_hostile_schemas_end_in_time(schema: Any) -> None:
             break
         matcher.advance(rng.choice(allowed))
     assert time.process_time() - begun < 0.05 * steps + 0.5
+
+
+def endless_patterns(count: int, first: int = 0) -> dict[str, Any]:
+    """Each is walked to where walks are cut off."""
+    patterns = {f"p{i}": {"type": "string", "pattern": f"^[a-z]{{1,60}}x{i}.*$"} for i in range(first, first + count)}
+    return {"type": "object", "properties": patterns}
+
+
+def escaped_spellings(name: str, count: int) -> list[dict[str, str]]:
+    """References to one definition."""
+    spelled = itertools.product(*((letter, f"%{ord(letter):02x}") for letter in name))
+    return [{"$ref": "#/$defs/" + "".join(each)} for each in itertools.islice(spelled, count)]
+
+
+def long_chain(links: int, parts: int) -> dict[str, Any]:
+    """Of definitions, each looked at again in half as many rounds as there are links."""
+    names = [f"d{at:03}" for at in range(links)]
+    order = [name for pair in zip(names[::-1], names, strict=True) for name in pair][:links]
+    chain: dict[str, Any] = {order[0]: {"type": "integer"}}
+    for name, before in itertools.pairwise(order[::-1]):
+        fields = {str(at): {} for at in range(parts)} | {"r": {"$ref": f"#/$defs/{before}"}}
+        chain[name] = {"type": "object", "required": list(fields), "properties": fields}
+    return {"anyOf": [{"$ref": f"#/$defs/{name}"} for name in names], "$defs": dict(sorted(chain.items()))}
+
+
+COSTLY: dict[str, dict[str, Any]] = {
+    "patterns": endless_patterns(50),
+    "patterns of names": {"patternProperties": {f"^[a-z]{{1,60}}x{i}.*$": {} for i in range(50)}},
+    "names and patterns": {"properties": {f"n{i}": {} for i in range(300)},
+                           "patternProperties": {f"^n{i}$": {"maxLength": i} for i in range(20)}},
+    "a chain": long_chain(120, 150),
+    "multiples": {"anyOf": [{"multipleOf": i + 1} for i in range(1200)]},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("schema", COSTLY.values(), ids=COSTLY)
+def test_schemas_too_costly_to_try_are_refused_after_so_many_steps(
+    schema: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    masks, real = list[None](), GrammarMatcher.allowed
+    monkeypatch.setattr(GrammarMatcher, "allowed", lambda matcher: (masks.append(None), real(matcher))[1])
+    for compile_one in (
+        lambda: GRAMMARS.compile(of(schema)),
+        lambda: GRAMMARS.compile_tools(ToolRules((ToolFunction("f", schema),)).as_text()),
+        lambda: GRAMMARS.compile_tools(ToolRules((ToolFunction("f", {}),), text=schema).as_text()),
+    ):
+        masks.clear()
+        with pytest.raises(GrammarError, match=r"too costly to try.*; simplify"):
+            compile_one()
+        assert len(masks) <= STEPS + 1
+
+
+def test_functions_share_what_trying_them_may_take() -> None:
+    """None of them becomes any object by the others' cost."""
+    functions = [ToolFunction(f"f{at}", endless_patterns(8, 8 * at)) for at in range(6)]
+    for each in functions:
+        GRAMMARS.compile_tools(ToolRules((each,)).as_text())
+    with pytest.raises(GrammarError, match=r"function f\d cannot be obeyed: too costly"):
+        GRAMMARS.compile_tools(ToolRules(tuple(functions)).as_text())
+
+
+def test_a_pattern_is_tried_once_for_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried, real = list[str](), TriedPattern.__init__
+
+    def counted(self: TriedPattern, grammars: Grammars, pattern: str, trial: Trial) -> None:
+        tried.append(pattern)
+        real(self, grammars, pattern, trial)
+
+    monkeypatch.setattr(TriedPattern, "__init__", counted)
+    schema = {"properties": {name: {"pattern": "^[ab]$"} for name in "xy"}, "patternProperties": {"^[cd]$": {}}}
+    text = json.dumps(schema)
+    GRAMMARS.compile(text)
+    assert sorted(tried) == ["^[ab]$", "^[cd]$"]
+    tried.clear()
+    GRAMMARS.compile_tools(ToolRules((ToolFunction("f", schema), ToolFunction("g", schema)), text=schema).as_text())
+    assert sorted(tried) == ["^[ab]$", "^[cd]$"]
+
+
+def test_spellings_of_one_reference_are_one() -> None:
+    def steps(spellings: int) -> int:
+        large = {"type": "object", "required": [str(at) for at in range(400)]}
+        trial = Trial()
+        prepared({"anyOf": escaped_spellings("abcdefgh", spellings), "$defs": {"abcdefgh": large}}, _no_pattern, trial)
+        return trial.steps
+
+    assert steps(200) <= steps(1) + 200
+
+
+def _no_pattern(pattern: str, trial: Trial) -> TriedPattern:
+    raise AssertionError(pattern)
+
+
+def test_as_many_everyday_functions_as_there_may_be_are_tried() -> None:
+    fields = {"name": {"type": "string", "pattern": "^[A-Z][a-z]{1,9}$"}, "day": {"type": "string", "format": "date"}}
+    schema = {"type": "object", "properties": fields, "required": ["name"], "additionalProperties": False}
+    functions = tuple(ToolFunction(f"f{at}", schema) for at in range(MAX_TOOLS))
+    grammar = GRAMMARS.compile_tools(ToolRules(functions).as_text())
+    assert ends_with(grammar, call_text("f99", {"name": "Ada"}))
+    assert not ends_with(grammar, call_text("f99", {"name": "ada"}))
+
+
+@pytest.mark.parametrize("walks", [1, 3, 20])
+def test_trying_ends_with_the_walk_in_which_nobody_waits_any_more(walks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    masks, real = list[None](), GrammarMatcher.allowed
+    monkeypatch.setattr(GrammarMatcher, "allowed", lambda matcher: (masks.append(None), real(matcher))[1])
+    asked = iter([False] * walks)
+    with pytest.raises(CancelledError):
+        GRAMMARS.compile(of(endless_patterns(10)), lambda: next(asked, True))
+    assert len(masks) <= walks * WALK_TOKENS
 
 
 @pytest.mark.parametrize("most", [300, 2000, 20_000])

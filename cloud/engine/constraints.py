@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from functools import partial
 
 from cloud.engine.fair_worker import FairWorker
@@ -50,6 +50,7 @@ class ConstraintDesk:
         self._grammars: Grammars | None = None  # takes memory, so it is opened for the first answer that wants one
         self._compiled: OrderedDict[str, CompiledGrammars] = OrderedDict()
         self._worker, self._lock = FairWorker("constraints", THREADS), threading.Lock()
+        self._closed = False
 
     def open(self, tokenizer: ChatTokenizer | None) -> None:
         """Offer grammars too, where there is a tokenizer and the installed packages allow it."""
@@ -75,30 +76,39 @@ class ConstraintDesk:
     def prepare(
         self, account: str, constraint: Constraint, tokens: Sequence[int], cancelled: Callable[[], bool]
     ) -> Future[Rules]:
-        """Rules at the end of `tokens`, for a constraint that `check` has let pass. Nothing is done once `cancelled`.
+        """Rules at the end of `tokens`, for a constraint that `check` has let pass. `cancelled`: from any thread.
 
-        The future raises GrammarError where the schema cannot be obeyed, or where `tokens` have not obeyed it.
+        The future raises GrammarError where the schema cannot be obeyed, or where `tokens` have not obeyed it. It is
+        cancelled, or raises CancelledError, soon after nobody waits for it or the desk is closed.
         """
-        return self._worker.submit(account, partial(self._prepare, account, constraint, tokens), cancelled)
+
+        def given_up() -> bool:
+            return self._closed or cancelled()
+
+        return self._worker.submit(account, partial(self._prepare, account, constraint, tokens, given_up), given_up)
 
     def close(self) -> None:
-        """End the thread; what waits is cancelled."""
+        """End the threads; what waits is cancelled, and what is under way given up."""
+        self._closed = True
         self._worker.close()
 
-    def _prepare(self, account: str, constraint: Constraint, tokens: Sequence[int]) -> Rules:
+    def _prepare(
+        self, account: str, constraint: Constraint, tokens: Sequence[int], cancelled: Callable[[], bool]
+    ) -> Rules:
         try:
-            rules = Rules(constraint, self._grammar(account, constraint).matcher() if constraint.grammar else None)
+            grammar = self._grammar(account, constraint, cancelled) if constraint.grammar else None
+            rules = Rules(constraint, grammar.matcher() if grammar else None)
             rules.follow(tokens)
             if rules.broken:
                 raise GrammarError(f"the answer so far does not obey its constraint: {rules.broken}")
             return rules
-        except GrammarError:
+        except (GrammarError, CancelledError):
             raise
         except BaseException as error:  # a panic in Rust is no Exception
             log.error("constraint failed", error=type(error).__name__)
             raise GrammarError("the constraint cannot be obeyed: compiling it failed") from None
 
-    def _grammar(self, account: str, constraint: Constraint) -> Grammar:
+    def _grammar(self, account: str, constraint: Constraint, cancelled: Callable[[], bool]) -> Grammar:
         """Compiled, or as it was compiled for this account before."""
         with self._lock:
             grammars = self._opened()
@@ -106,7 +116,7 @@ class ConstraintDesk:
             self._compiled.move_to_end(account)
             while len(self._compiled) > ACCOUNTS:
                 self._compiled.popitem(last=False)
-        grammar = mine.get(grammars, constraint.schema, constraint.grammar == GRAMMAR_TOOLS)
+        grammar = mine.get(grammars, constraint.schema, constraint.grammar == GRAMMAR_TOOLS, cancelled)
         with self._lock:
             while len(self._compiled) > 1 and sum(each.bytes for each in self._compiled.values()) > KEPT_BYTES:
                 self._compiled.popitem(last=False)

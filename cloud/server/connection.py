@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from functools import partial
 from typing import Any
 
@@ -205,11 +205,12 @@ class Connection:
     def _ready(self, stream: Stream, rules: Future[Rules]) -> None:
         """A stream's constraint is ready, or cannot be obeyed."""
         held, stream.held = stream.held, []
-        failure = None if rules.cancelled() else rules.exception()
-        if rules.cancelled() or failure or self._streams.get(stream.number) is not stream:
+        failure = CancelledError() if rules.cancelled() else rules.exception()
+        if failure or self._streams.get(stream.number) is not stream:
             for request in held:
                 request.end()  # the engine thread never gets them
-            if failure and self._streams.get(stream.number) is stream:
+            given_up = isinstance(failure, CancelledError)
+            if failure and not given_up and self._streams.get(stream.number) is stream:
                 asked = stream.round is not None
                 self._unbind(stream)
                 self._error(ERR_BOUNDS, str(failure), stream.number)

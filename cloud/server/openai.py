@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import threading
 import time
 import traceback
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -103,16 +104,22 @@ class EngineBackend:
             raise ApiError(400, f"the chat template of {self.model} refuses this: {error}", "messages") from None
 
     async def rules(self, account: Account, constraint: Constraint | None, ids: list[int]) -> Rules | None:
-        """Return rules of an answer to `ids`, or None where it has none. Raises ApiError on those it cannot obey."""
+        """Return rules of an answer to `ids`, or None where it has none. Raises ApiError on those it cannot obey.
+
+        Compiling ends soon after this is cancelled.
+        """
         if constraint is None:
             return None
         field, desk = field_of(constraint), self.verifier.constraints
         if why := desk.check(constraint, len(ids)):
             raise ApiError(400, why, field, "unsupported_parameter")
+        left = threading.Event()
         try:
-            return await asyncio.wrap_future(desk.prepare(account.name, constraint, ids, lambda: False))
+            return await asyncio.wrap_future(desk.prepare(account.name, constraint, ids, left.is_set))
         except GrammarError as error:
             raise ApiError(400, str(error), field, "invalid_schema") from None
+        finally:
+            left.set()
 
 
 class EngineCompletion:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError
 
 from tokenizers import Tokenizer
 
@@ -47,24 +48,31 @@ class ConstraintSupport:
         return ""
 
     async def rules(self, constraint: Constraint, writers: int) -> list[Rules]:
-        """At the beginning of the answer, for so many writers, each with a thread of its own. Raises GrammarError."""
-        return await asyncio.to_thread(self._rules, constraint, writers)
+        """At the beginning of the answer, for so many writers, each with a thread of its own. Raises GrammarError.
 
-    def _rules(self, constraint: Constraint, writers: int) -> list[Rules]:
+        Compiling ends soon after this is cancelled.
+        """
+        left = threading.Event()
+        try:
+            return await asyncio.to_thread(self._rules, constraint, writers, left.is_set)
+        finally:
+            left.set()
+
+    def _rules(self, constraint: Constraint, writers: int, cancelled: Callable[[], bool]) -> list[Rules]:
         if constraint.grammar == GRAMMAR_NONE:
             return [Rules(constraint) for _ in range(writers)]
         try:
             with self._lock:
-                grammar = self._grammar(constraint)
+                grammar = self._grammar(constraint, cancelled)
             return [Rules(constraint, grammar.matcher()) for _ in range(writers)]
         except GrammarsUnavailable as error:
             raise GrammarError(str(error)) from None
-        except GrammarError:
+        except (GrammarError, CancelledError):
             raise
         except BaseException as error:  # a panic in Rust is no Exception
             raise GrammarError(f"compiling the schema failed: {type(error).__name__}") from None
 
-    def _grammar(self, constraint: Constraint) -> Grammar:
+    def _grammar(self, constraint: Constraint, cancelled: Callable[[], bool]) -> Grammar:
         if self._grammars is None:
             self._grammars = open_grammars(self._tokenizer, self._vocab_size, self._eos_ids)
-        return self._compiled.get(self._grammars, constraint.schema, constraint.grammar == GRAMMAR_TOOLS)
+        return self._compiled.get(self._grammars, constraint.schema, constraint.grammar == GRAMMAR_TOOLS, cancelled)

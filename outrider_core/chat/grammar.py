@@ -12,7 +12,7 @@ import json
 import random
 import re
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from outrider_core.chat.schema import SchemaFault, prepared
+from outrider_core.chat.schema import Pattern, SchemaFault, TooCostly, Trial, prepared
 from outrider_core.chat.tool_grammar import ToolFunction, lark_of, read_tools
 
 if TYPE_CHECKING:
@@ -53,6 +53,10 @@ GRAMMAR_BYTES, CHARACTER_BYTES = 1 << 20, 100
 ANY_OBJECT = '{"type": "object"}'
 #: tries of a compiled schema, tokens of each, and how often something is closed where it can be
 WALKS, WALK_TOKENS, CLOSING = 8, 64, 0.4
+#: what a mask takes beside one step: of tokens looked at singly, and of parser items, so many for a step
+STEP_TOKENS, STEP_ITEMS = 2048, 64
+#: steps of compiling a pattern or a schema, of matching a text, and tokens of that for one more
+COMPILING, MATCHING, STEP_FOLLOWED = 32, 4, 4
 _CHARACTERS, _CLOSERS = "".join(map(chr, range(33, 127))), '"}],:'
 _NONE = np.empty(0, np.int64)
 _REMARK = re.compile(r"<non-verbose/>|^\s*(\d+ \||\^)")
@@ -61,6 +65,10 @@ INSTALL = "this needs the package llguidance: pip install 'outrider[cloud]'"
 
 class GrammarError(ValueError):
     """This grammar cannot be obeyed; the message says why."""
+
+
+class GrammarTooCostly(GrammarError):
+    """The schemas of a request take too many steps to try, all together."""
 
 
 class GrammarsUnavailable(RuntimeError):
@@ -74,9 +82,14 @@ class Grammars:
         self._vocabulary, self._words = vocabulary, -(-vocab_size // 32)
         self._ends = np.array(vocabulary.eos_tokens, np.int64)
         self._characters, self._closers = self._single(_CHARACTERS), self._single(_CLOSERS)
+        self._text = self._within_text()
 
-    def compile(self, schema: str = ANY_OBJECT) -> Grammar:
-        """For JSON of a JSON schema. Raises GrammarError where that means nothing, is unsupported or is too large."""
+    def compile(self, schema: str = ANY_OBJECT, cancelled: Callable[[], bool] = lambda: False) -> Grammar:
+        """For JSON of a JSON schema.
+
+        Raises GrammarError where that means nothing, is unsupported or too large, or too costly to try, and
+        CancelledError soon after it is `cancelled`.
+        """
         try:
             read = json.loads(schema)
             if not isinstance(read, dict):
@@ -85,17 +98,20 @@ class Grammars:
             raise
         except (ValueError, RecursionError) as error:
             raise GrammarError(f"the schema cannot be read: {_line(str(error))}") from None
-        return self._of_schema(read, "the schema cannot be obeyed")
+        return self._of_schema(read, "the schema cannot be obeyed", WALKS, Trial(cancelled))[0]
 
-    def compile_tools(self, tools: str) -> Grammar:
-        """For text or calls of functions, of `ToolRules.as_text`. Raises GrammarError as `compile` does.
+    def compile_tools(self, tools: str, cancelled: Callable[[], bool] = lambda: False) -> Grammar:
+        """For text or calls of functions, of `ToolRules.as_text`. Raises as `compile` does.
 
-        A function whose schema cannot be obeyed is given any object, unless the answer has to call one such.
+        A function whose schema cannot be obeyed is given any object, unless the answer has to call one such. All of
+        them together may be too costly to try.
         """
+        trial, width = Trial(cancelled), 0
         try:
             rules = read_tools(tools)
             if rules.text is not None:
-                rules = replace(rules, text=self._shaped(rules.text))
+                text, width = self._shaped(rules.text, trial)
+                rules = replace(rules, text=text)
         except GrammarError:
             raise
         except (ValueError, RecursionError) as error:
@@ -104,32 +120,44 @@ class Grammars:
         for each in rules.functions:
             fault = f"the schema of the function {each.name} cannot be obeyed"
             try:
-                self._of_schema(each.parameters, fault, max(1, WALKS // len(rules.functions)))
-                functions.append(ToolFunction(each.name, self._shaped(each.parameters)))
+                walks = max(1, WALKS // len(rules.functions))
+                _, shaped, items = self._of_schema(each.parameters, fault, walks, trial)
+                functions.append(ToolFunction(each.name, shaped))
+                width = max(width, items)
+            except GrammarTooCostly:
+                raise
             except GrammarError as error:
                 faults.append(str(error))
                 functions.append(ToolFunction(each.name, json.loads(ANY_OBJECT)))
         if rules.required and len(faults) == len(functions):
             raise GrammarError(faults[0])
-        text = lark_of(replace(rules, functions=tuple(functions)), JSON_OPTIONS)
-        return self._tried(self._made(text), "the tools' schemas cannot be obeyed", 1)
+        lark = lark_of(replace(rules, functions=tuple(functions)), JSON_OPTIONS)
+        return self._tried(self._made(lark), "the tools' schemas cannot be obeyed", 1, trial, width)
 
-    def _of_schema(self, schema: dict[str, Any], fault: str, walks: int = WALKS) -> Grammar:
-        """Compiled and tried. Raises GrammarError, which begins with `fault`."""
+    def _of_schema(
+        self, schema: dict[str, Any], fault: str, walks: int, trial: Trial
+    ) -> tuple[Grammar, dict[str, Any], int]:
+        """Compiled and tried, with its shape and width. Raises GrammarError, which begins with `fault`."""
         from llguidance import LLMatcher
 
         try:
-            text = LLMatcher.grammar_from_json_schema(json.dumps(self._shaped(schema)), overrides=JSON_OPTIONS)
+            shaped, width = self._shaped(schema, trial)
+            trial.step(COMPILING)
+            text = LLMatcher.grammar_from_json_schema(json.dumps(shaped), overrides=JSON_OPTIONS)
+        except TooCostly as error:
+            raise GrammarTooCostly(f"{fault}: {error}") from None
         except (ValueError, RecursionError) as error:
             raise GrammarError(f"{fault}: {_line(str(error))}") from None
-        return self._tried(self._made(text), fault, walks)
+        return self._tried(self._made(text), fault, walks, trial, width), shaped, width
 
-    def _shaped(self, schema: dict[str, Any]) -> dict[str, Any]:
+    def _shaped(self, schema: dict[str, Any], trial: Trial) -> tuple[dict[str, Any], int]:
         """See `schema.prepared`, which has what it raises, too."""
         if "x-guidance" in schema:
             raise SchemaFault("x-guidance is not taken here")
-        tried = dict[str, TriedPattern]()
-        return prepared(schema, lambda pattern: tried.setdefault(pattern, TriedPattern(self, pattern)))
+        return prepared(schema, self._pattern, trial)
+
+    def _pattern(self, pattern: str, trial: Trial) -> Pattern:
+        return TriedPattern(self, pattern, trial)
 
     def _made(self, text: str) -> Grammar:
         from llguidance import LLMatcher, LLParserLimits
@@ -137,20 +165,28 @@ class Grammars:
         limits = LLParserLimits(**LIMITS, verbose_errors=False)
         return Grammar(LLMatcher(self._vocabulary, text, log_level=0, limits=limits), self._words)
 
-    def _tried(self, grammar: Grammar, fault: str, walks: int) -> Grammar:
+    def _tried(self, grammar: Grammar, fault: str, walks: int, trial: Trial, width: int) -> Grammar:
         """The grammar, if none of so many walks through it comes to where no token may follow."""
         for seed in range(walks):
-            text, _, why = self.walk(grammar.matcher(), seed)
+            try:
+                text, _, why = self.walk(grammar.matcher(), seed, trial, width)
+            except TooCostly as error:
+                raise GrammarTooCostly(f"{fault}: {error}") from None
             if why:
                 place = f" behind {text[-60:]!r}" if text else ""
                 raise GrammarError(f"{fault}: {why}{place}")
         return grammar
 
-    def walk(self, matcher: GrammarMatcher, seed: int) -> tuple[str, bool, str]:
-        """Random text that `matcher` allows, the same for a seed: (text, whether it has ended, why it could not)."""
+    def walk(self, matcher: GrammarMatcher, seed: int, trial: Trial, width: int = 0) -> tuple[str, bool, str]:
+        """Random text that `matcher` allows, the same for a seed: (text, whether it has ended, why it could not).
+
+        width: parser items at the widest place of its schema. Raises TooCostly and CancelledError.
+        """
+        trial.go_on()
         rng, tokens, ended = random.Random(seed), list[int](), False
         while not ended and len(tokens) < WALK_TOKENS:
             words = matcher.allowed()
+            trial.step(self.steps(words) + width // STEP_ITEMS)
             if matcher.error or not words.any():
                 return self._vocabulary.decode_str(tokens), False, matcher.error or "no token may follow"
             ended = len(_of(words, self._ends)) > 0
@@ -167,14 +203,32 @@ class Grammars:
             chosen = np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little"))
         return int(chosen[rng.randrange(len(chosen))])
 
+    def steps(self, words: NDArray[np.uint32]) -> int:
+        """Of a mask. Where it allows what any text does, llguidance takes these tokens at once; others one by one."""
+        if np.bitwise_count(self._text & ~words).sum() * 16 <= np.bitwise_count(self._text).sum():
+            return 1
+        return 1 + int(np.bitwise_count(words).sum()) // STEP_TOKENS
+
+    def _within_text(self) -> NDArray[np.uint32]:
+        """The mask within a string of any text."""
+        from llguidance import LLMatcher
+
+        schema = json.dumps({"type": "string"})
+        matcher = self._made(LLMatcher.grammar_from_json_schema(schema, overrides=JSON_OPTIONS)).matcher()
+        for token in self.tokens('"a'):
+            matcher.advance(token)
+        return matcher.allowed()
+
     def tokens(self, text: str) -> list[int]:
         """Tokens that spell `text`."""
         ids: list[int] = self._vocabulary.greedy_tokenize(text)
         return ids
 
-    def ends(self, matcher: GrammarMatcher) -> bool:
-        """Whether the text may end here."""
-        return not matcher.error and len(_of(matcher.allowed(), self._ends)) > 0
+    def ends(self, matcher: GrammarMatcher, trial: Trial) -> bool:
+        """Whether the text may end here. Raises TooCostly."""
+        words = matcher.allowed()
+        trial.step(self.steps(words))
+        return not matcher.error and len(_of(words, self._ends)) > 0
 
     def _single(self, characters: str) -> NDArray[np.int64]:
         """Those of `characters` that are a token each."""
@@ -185,10 +239,11 @@ class Grammars:
 class TriedPattern:
     """`schema.Pattern` by the grammar of its own strings."""
 
-    def __init__(self, grammars: Grammars, pattern: str) -> None:
+    def __init__(self, grammars: Grammars, pattern: str, trial: Trial) -> None:
         from llguidance import LLMatcher
 
-        self._grammars, self._pattern = grammars, pattern
+        self._grammars, self._pattern, self._trial = grammars, pattern, trial
+        trial.step(COMPILING)
         schema = json.dumps({"type": "string", "pattern": pattern})
         self._grammar = grammars._made(LLMatcher.grammar_from_json_schema(schema, overrides=JSON_OPTIONS))
         self._strings: list[str] | None = None
@@ -196,7 +251,7 @@ class TriedPattern:
     def strings(self) -> list[str]:
         """See Pattern."""
         if self._strings is None:
-            found = [self._grammars.walk(self._grammar.matcher(), seed) for seed in range(WALKS)]
+            found = [self._grammars.walk(self._grammar.matcher(), seed, self._trial) for seed in range(WALKS)]
             if why := next((why for _, _, why in found if why), ""):
                 raise SchemaFault(f"no string of the pattern {self._pattern!r} can be written: {why}")
             self._strings = [json.loads(text) for text, ended, _ in found if ended]
@@ -204,10 +259,12 @@ class TriedPattern:
 
     def matches(self, text: str) -> bool:
         """See Pattern."""
-        matcher = self._grammar.matcher()
-        for token in self._grammars.tokens(json.dumps(text, ensure_ascii=False)):
+        self._trial.go_on()
+        matcher, tokens = self._grammar.matcher(), self._grammars.tokens(json.dumps(text, ensure_ascii=False))
+        self._trial.step(MATCHING + len(tokens) // STEP_FOLLOWED)
+        for token in tokens:
             matcher.advance(token)
-        return self._grammars.ends(matcher)
+        return self._grammars.ends(matcher, self._trial)
 
 
 class CompiledGrammars:
@@ -224,12 +281,15 @@ class CompiledGrammars:
         """What they take of memory at most, by what was measured: 0.1 to 0.8 MB each, and 100 bytes a character."""
         return sum(GRAMMAR_BYTES + CHARACTER_BYTES * len(text) for text, _ in list(self._kept))
 
-    def get(self, grammars: Grammars, text: str, tools: bool = False) -> Grammar:
-        """For the schema `text`, "" for any object, or with `tools` for those tools. Raises GrammarError."""
+    def get(
+        self, grammars: Grammars, text: str, tools: bool = False, cancelled: Callable[[], bool] = lambda: False
+    ) -> Grammar:
+        """For the schema `text`, "" for any object, or with `tools` for those tools. Raises as `compile` does."""
         key = text, tools
         grammar = self._kept.get(key)
         if grammar is None:
-            grammar = grammars.compile_tools(text) if tools else grammars.compile(text or ANY_OBJECT)
+            compiled = grammars.compile_tools if tools else grammars.compile
+            grammar = compiled(text or ANY_OBJECT, cancelled)
             self._kept[key] = grammar
         self._kept.move_to_end(key)
         while len(self._kept) > KEPT:

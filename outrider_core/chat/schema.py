@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError
 from decimal import Decimal
 from itertools import combinations
 from typing import Any, Protocol
@@ -69,10 +70,51 @@ _COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "m
 _OBJECT, _OBJECTS = 7, {"properties", "patternProperties", "additionalProperties", "items", "prefixItems"}
 #: rounds in which recursive definitions are looked at
 _ROUNDS = 64
+#: steps of trying the schemas of a request at most, of some 50 to 150 us each
+STEPS = 16_384
+#: characters of a schema that a pattern of names gives to one of them, for one step
+NAMED_CHARACTERS = 512
+#: parts of a schema that are looked at, pairs and the like, for one step
+PARTS = 32
 
 
 class SchemaFault(ValueError):
     """This schema cannot be served; the message names the keyword."""
+
+
+class TooCostly(SchemaFault):
+    """The schemas of this request take too many steps to try, all together."""
+
+
+class Trial:
+    """What trying the schemas of one request may take. It counts steps, so that every replica refuses the same ones.
+
+    steps: taken so far. cancelled: whether nobody waits for it any more, looked at between walks.
+    """
+
+    def __init__(self, cancelled: Callable[[], bool] = lambda: False) -> None:
+        self.steps, self.cancelled = 0, cancelled
+        self.patterns = dict[str, Pattern]()  # tried so far
+        self._parts = 0
+
+    def step(self, steps: int = 1) -> None:
+        """Count what takes so many steps. Raises TooCostly."""
+        self.steps += steps
+        if self.steps > STEPS:
+            raise TooCostly(
+                "too costly to try, all schemas of the request together; simplify patterns, patternProperties or $ref"
+            )
+
+    def part(self) -> None:
+        """Count something small, of which PARTS are one step. Raises TooCostly."""
+        self._parts += 1
+        if self._parts % PARTS == 0:
+            self.step()
+
+    def go_on(self) -> None:
+        """Before what takes some time. Raises CancelledError."""
+        if self.cancelled():
+            raise CancelledError
 
 
 class Pattern(Protocol):
@@ -85,15 +127,20 @@ class Pattern(Protocol):
         """Whether `text` has it."""
 
 
-def prepared(schema: dict[str, Any], pattern: Callable[[str], Pattern]) -> dict[str, Any]:
-    """The schema for llguidance. Raises SchemaFault, or RecursionError where it is nested too deeply."""
+def prepared(
+    schema: dict[str, Any], pattern: Callable[[str, Trial], Pattern], trial: Trial
+) -> tuple[dict[str, Any], int]:
+    """The schema for llguidance, and the parser items at its widest place.
+
+    Raises SchemaFault, CancelledError, or RecursionError where it is nested too deeply.
+    """
     _check_numbers(schema)
-    shaped: dict[str, Any] = _Shaper(pattern).shaped(schema)
-    _check_multiples(shaped)
-    shape = _Shape(shaped)
-    shape.check()
+    shaped: dict[str, Any] = _Shaper(pattern, trial).shaped(schema)
+    _check_multiples(shaped, trial)
+    shape = _Shape(shaped, trial)
+    width = shape.check()
     finite: dict[str, Any] = shape.finite(shaped)
-    return finite
+    return finite, width
 
 
 def pointed(root: dict[str, Any], reference: str) -> Any:
@@ -117,13 +164,14 @@ def pointed(root: dict[str, Any], reference: str) -> Any:
 class _Shaper:
     """Rewrites what the library takes too widely, keyword by keyword."""
 
-    def __init__(self, pattern: Callable[[str], Pattern]) -> None:
-        self._pattern = pattern
+    def __init__(self, pattern: Callable[[str, Trial], Pattern], trial: Trial) -> None:
+        self._make, self._trial = pattern, trial
 
     def shaped(self, schema: Any) -> Any:
         """`schema` and all in it; what is none is left for the library to name."""
         if not isinstance(schema, dict):
             return schema
+        self._trial.part()
         out = {key: self._value(key, value) for key, value in _without_idle(schema).items()}
         self._string(out)
         _numbers(out)
@@ -170,6 +218,13 @@ class _Shaper:
             raise SchemaFault(f"pattern {pattern!r} asks for a control character, which is not written here")
         self._pattern(pattern).strings()
 
+    def _pattern(self, pattern: str) -> Pattern:
+        """Made once for a request."""
+        if pattern not in self._trial.patterns:
+            self._trial.go_on()
+            self._trial.patterns[pattern] = self._make(pattern, self._trial)
+        return self._trial.patterns[pattern]
+
     def _names(self, schema: dict[str, Any]) -> None:
         """Patterns of names that only listed properties have: the library would begin another one and find no end."""
         patterns, properties = schema["patternProperties"], schema.get("properties", {})
@@ -182,8 +237,10 @@ class _Shaper:
             found = self._pattern(pattern).strings()
             if not names or not found or any(each not in names for each in found):
                 continue
+            copied = len(str(inner)) // NAMED_CHARACTERS
             for name in names:
                 if self._pattern(pattern).matches(name):
+                    self._trial.step(copied)
                     properties = {**properties, name: {"allOf": [properties.get(name, True), inner]}}
             schema |= {"properties": properties, "additionalProperties": False}
             del patterns[pattern]
@@ -234,7 +291,7 @@ def _numbers(schema: dict[str, Any]) -> None:
         schema[bound] = max(limits) if direction > 0 else min(limits)
 
 
-def _check_multiples(schema: Any) -> None:
+def _check_multiples(schema: Any, trial: Trial) -> None:
     """Raise SchemaFault where the library's common multiple of two would not fit its 32 bits."""
     keys, values = set[str](), set[float]()
     left = [schema]
@@ -249,6 +306,7 @@ def _check_multiples(schema: Any) -> None:
     if not keys & {"allOf", "anyOf", "oneOf", "$ref"}:
         return
     for one, other in combinations(map(Decimal, map(str, values)), 2):
+        trial.part()
         scale = Decimal(10) ** max(0, -min(_exponent(one), _exponent(other)))
         if one * scale * other * scale >= 2**32:
             raise SchemaFault(f"multipleOf {one} and {other}: together they are beyond what is reckoned with here")
@@ -298,19 +356,23 @@ def _check_text(key: str, value: Any) -> None:
 class _Shape:
     """What of a schema shows before it is compiled: texts without an end, and too many alternatives at one place."""
 
-    def __init__(self, root: dict[str, Any]) -> None:
-        self._root = root
-        self._ends: set[str] = set()
-        self._widths: dict[str, tuple[int, int, int]] = {}
+    def __init__(self, root: dict[str, Any], trial: Trial) -> None:
+        self._root, self._trial = root, trial
+        self._targets: dict[str, Any] = {}  # by reference
+        # by the target's identity: one that is spelled in many ways is looked at once
+        self._ends: set[int] = set()
+        self._widths: dict[int, tuple[int, int, int]] = {}
 
-    def check(self) -> None:
-        """Raise SchemaFault."""
-        places = [place for place in dict.fromkeys(_references(self._root)) if self._at(place) is not None]
+    def check(self) -> int:
+        """Parser items at the widest place. Raises SchemaFault."""
+        found = map(self._at, dict.fromkeys(_references(self._root)))
+        places = {id(place): place for place in found if place is not None}
         for turn in range(_ROUNDS):
+            self._trial.go_on()
             before = len(self._ends)
-            for place in places if turn % 2 else reversed(places):
-                if place not in self._ends and self._finite(self._at(place)):
-                    self._ends.add(place)
+            for key in list(places) if turn % 2 else reversed(places):
+                if key not in self._ends and self._finite(places[key]):
+                    self._ends.add(key)
             if len(self._ends) == before:
                 break
         else:
@@ -321,6 +383,7 @@ class _Shape:
         if width > MAX_WIDTH:
             text = f"anyOf, oneOf and optional properties leave {width} ways open at once; at most {MAX_WIDTH} may be"
             raise SchemaFault(text)
+        return width
 
     def finite(self, schema: Any) -> Any:
         """`schema` with false in place of references that require themselves without an end."""
@@ -328,8 +391,7 @@ class _Shape:
             return [self.finite(each) for each in schema]
         if not isinstance(schema, dict):
             return schema
-        reference = schema.get("$ref")
-        if isinstance(reference, str) and self._at(reference) is not None and reference not in self._ends:
+        if self._endless(schema):
             return False
         named = {key: schema[key] for key in NAMED if isinstance(schema.get(key), dict)}
         return {
@@ -337,15 +399,24 @@ class _Shape:
             **{key: {name: self.finite(each) for name, each in value.items()} for key, value in named.items()},
         }
 
-    def _at(self, reference: str) -> Any:
-        return pointed(self._root, reference)
+    def _at(self, reference: Any) -> Any:
+        if not isinstance(reference, str):
+            return None
+        if reference not in self._targets:
+            self._targets[reference] = pointed(self._root, reference)
+        return self._targets[reference]
+
+    def _endless(self, schema: dict[str, Any]) -> bool:
+        """Whether it refers to what has no end, as far as `self._ends` shows."""
+        there = self._at(schema.get("$ref"))
+        return there is not None and id(there) not in self._ends
 
     def _finite(self, schema: Any) -> bool:
         """Whether some text obeys it, as far as references show, of which `self._ends` do."""
+        self._trial.part()
         if not isinstance(schema, dict):
             return True
-        reference = schema.get("$ref")
-        if isinstance(reference, str) and self._at(reference) is not None and reference not in self._ends:
+        if self._endless(schema):
             return False
         if not all(map(self._finite, _listed(schema, "allOf"))):
             return False
@@ -361,6 +432,7 @@ class _Shape:
 
     def _width(self, schema: Any) -> tuple[int, int, int]:
         """(alternatives, parser items where all of them are open, those of the widest place inside)."""
+        self._trial.part()
         if not isinstance(schema, dict):
             return 1, 0, 0
         parts = [schema.get(key) for key in ONE] + _listed(schema, "items") + _listed(schema, "prefixItems")
@@ -369,12 +441,11 @@ class _Shape:
                 parts += named.values()
         inside = max((max(self._width(each)[1:]) for each in parts if isinstance(each, dict)), default=0)
         found = 1, _OBJECT + 4 * _longest_choice(schema) if schema.keys() & _OBJECTS else 0, inside
-        reference = schema.get("$ref")
-        if isinstance(reference, str) and (there := self._at(reference)) is not None:
-            if reference not in self._widths:
-                self._widths[reference] = 1, 0, 0  # a recursive one is no way more
-                self._widths[reference] = self._width(there)
-            found = _both(found, self._widths[reference])
+        if (there := self._at(schema.get("$ref"))) is not None:
+            if id(there) not in self._widths:
+                self._widths[id(there)] = 1, 0, 0  # a recursive one is no way more
+                self._widths[id(there)] = self._width(there)
+            found = _both(found, self._widths[id(there)])
         for each in _listed(schema, "allOf"):
             found = _both(found, self._width(each))
         for key in ("anyOf", "oneOf"):

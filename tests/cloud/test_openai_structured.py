@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import socket
+import threading
 from collections.abc import Iterator
 from typing import Any, Literal
 
+import httpx
 import jsonschema
 import pytest
 from openai import BadRequestError, OpenAI
 from pydantic import BaseModel, ConfigDict, Field
 
 from cloud.server.limits import BYTES_PER_TOKEN, Account
+from cloud.server.openai import EngineCompletion
 from cloud.server.service import Verifier
 from outrider_core.chat.api.constraints import constraint_of
 from outrider_core.protocol.sampling import Sampling
@@ -19,6 +23,8 @@ from tests.cloud.drive import serve
 from tests.cloud.test_openai import assert_freed
 from tests.cloud.test_structured import EOS, MODEL, PERSON, TOKENIZER, VOCAB, json_verifier, rules
 from tests.tiny import plain_decode
+from tests.waiting import HANG, until
+from tests.walks import HeldWalks
 
 NAME = "org/tiny"
 MESSAGES: Any = [{"role": "user", "content": "a person?"}]
@@ -147,3 +153,27 @@ def test_a_schema_that_cannot_be_obeyed_is_a_bad_request(
     assert refused.value.code == "invalid_schema" and refused.value.param == "response_format"
     assert "cannot be obeyed" in refused.value.message
     assert_freed(verifier)
+
+
+def test_a_client_that_hangs_up_ends_the_trial_of_its_schema(
+    served: tuple[Verifier, OpenAI], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    verifier, client = served
+    walks, left = HeldWalks(monkeypatch), threading.Event()
+    real = EngineCompletion.close
+
+    async def closed(self: EngineCompletion) -> None:
+        await real(self)
+        left.set()
+
+    monkeypatch.setattr(EngineCompletion, "close", closed)
+    form = schema_format({**PERSON, "title": "left"})
+    fields = {"model": NAME, "messages": MESSAGES, "response_format": form}
+    request = httpx.Request("POST", f"{client.base_url}chat/completions", json=fields)
+    with socket.create_connection((request.url.host, request.url.port or 0)) as connection:
+        head = f"POST {request.url.path} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(request.content)}\r\n\r\n"
+        connection.sendall(head.encode() + request.content)
+        assert walks.begun.wait(HANG)
+    assert left.wait(HANG)
+    walks.go_on.set()
+    assert until(lambda: not verifier.constraints._worker._waiting) and walks.count == 1

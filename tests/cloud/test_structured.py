@@ -7,8 +7,9 @@ import os
 import random
 import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError
+from queue import SimpleQueue
 from typing import Any
 
 import jsonschema
@@ -20,6 +21,8 @@ from hypothesis import strategies as st
 
 from cloud.engine import constraints
 from cloud.engine.constraints import ACCOUNTS, ConstraintDesk
+from cloud.server.connection import Connection
+from cloud.server.limits import Account, AccountLimits
 from cloud.server.service import Verifier
 from outrider_core.chat.grammar import ANY_OBJECT, KEPT, GrammarError, Grammars, open_grammars
 from outrider_core.chat.tokenizer import chat_tokenizer_of
@@ -47,13 +50,15 @@ from outrider_core.protocol.wire import (
     Opened,
     Verdict,
     Verify,
+    encode,
     pack_ids,
     pack_tree,
 )
-from tests.cloud.drive import Client, Direct, make_verifier, random_tree, serve, started
+from tests.cloud.drive import HELLO, Client, Direct, make_verifier, random_tree, serve, started
 from tests.schemas import schemas
 from tests.tiny import EOS, json_tokenizer, plain_decode, tiny_model
 from tests.waiting import HANG
+from tests.walks import HeldWalks
 
 VOCAB = 320
 MODEL = tiny_model(seed=5, vocab=VOCAB)
@@ -343,10 +348,10 @@ def test_the_desk_takes_accounts_in_turns_and_keeps_a_bounded_number(monkeypatch
     compiled, gate = list[str](), threading.Event()
     real = Grammars.compile
 
-    def compile_slowly(grammars: Grammars, schema: str) -> Any:
+    def compile_slowly(grammars: Grammars, schema: str, *more: Any) -> Any:
         assert gate.wait(HANG)
         compiled.append(schema)
-        return real(grammars, schema)
+        return real(grammars, schema, *more)
 
     monkeypatch.setattr(Grammars, "compile", compile_slowly)
 
@@ -398,7 +403,7 @@ def test_a_panic_while_compiling_is_a_refusal(monkeypatch: pytest.MonkeyPatch) -
     class Panic(BaseException):
         pass
 
-    def panic(grammars: Grammars, schema: str) -> Any:
+    def panic(grammars: Grammars, schema: str, *more: Any) -> Any:
         raise Panic
 
     monkeypatch.setattr(Grammars, "compile", panic)
@@ -407,3 +412,44 @@ def test_a_panic_while_compiling_is_a_refusal(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(GrammarError, match="compiling it failed"):
         desk.prepare("a", held_to(PERSON), PROMPT, lambda: False).result(20)
     assert desk.prepare("a", Constraint(BEGIN, 1.0), PROMPT, lambda: False).result(20).broken == ""
+
+
+def test_a_desk_that_closes_gives_up_what_it_tries(monkeypatch: pytest.MonkeyPatch) -> None:
+    walks, desk = HeldWalks(monkeypatch), ConstraintDesk(VOCAB, (EOS,))
+    desk.open(chat_tokenizer_of(TOKENIZER))
+    future = desk.prepare("a", held_to(PERSON), PROMPT, lambda: False)
+    assert walks.begun.wait(HANG)
+    desk.close()
+    walks.go_on.set()
+    assert isinstance(future.exception(HANG), CancelledError) and walks.count == 1
+
+
+def test_what_is_tried_for_nobody_holds_up_no_schema_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    walks, gone, desk = HeldWalks(monkeypatch), threading.Event(), ConstraintDesk(VOCAB, (EOS,))
+    desk.open(chat_tokenizer_of(TOKENIZER))
+    future = desk.prepare("a", held_to(PERSON), PROMPT, gone.is_set)
+    behind = desk.prepare("a", Constraint(BEGIN, 1.0), PROMPT, lambda: False)
+    assert walks.begun.wait(HANG)
+    gone.set()
+    walks.go_on.set()
+    assert behind.result(HANG) and walks.count == 1
+    assert isinstance(future.exception(HANG), CancelledError)
+    assert desk.prepare("a", held_to(PERSON), PROMPT, lambda: False).result(HANG)
+    desk.close()
+
+
+def test_a_schema_given_up_at_close_is_no_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No device takes its schema for a wrong one."""
+    walks, posted = HeldWalks(monkeypatch), SimpleQueue[Callable[[], None]]()
+    with started(json_verifier()) as direct:
+        verifier, account = direct.verifier, Account("a", AccountLimits())
+        connection = Connection(verifier, account, {}, posted.put, lambda: None)
+        connection.receive(encode(HELLO))
+        connection.receive(encode(Open(0, os.urandom(16), 0, pack_ids(PROMPT), 0, Sampling(), held_to(PERSON))))
+        while connection.outbox.next():
+            pass
+        assert walks.begun.wait(HANG)
+        verifier.constraints.close()
+        walks.go_on.set()
+        posted.get(timeout=HANG)()
+        assert walks.count == 1 and not connection.outbox.next()
