@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 Message = dict[str, Any]
-#: tokens kept free where the answer may be longer than half of the context, which no conversation could leave it
+#: tokens kept free for an answer that takes what there is
 USUAL_ROOM = 256
 #: tokens with which an answer can do: where so many are left for one that takes what there is, no turn is dropped
 LEAST_ROOM = 64
@@ -39,8 +39,9 @@ def fit_messages(
     """Drop whole turns (a user's message and what follows it) from the beginning until the rest fits.
 
     encode: renders a conversation as token ids. max_context: tokens of prompt and answer together. reserve: tokens to
-    keep free for the answer, given up before the last turn is; more than half of the context means what there is, and
-    then nothing is dropped where LEAST_ROOM is left. least: the same for any reserve, with so many tokens.
+    keep free for the answer, half of the context at most, given up before the last turn is. As many as the context has,
+    or more, means what there is: then nothing is dropped where LEAST_ROOM is left. least: the same for any reserve,
+    with so many tokens.
     Raises ConversationTooLong where the last turn alone leaves no token free, ValueError where there is no message.
     """
     if not messages:
@@ -48,10 +49,10 @@ def fit_messages(
     first = next((i for i, message in enumerate(messages) if message["role"] not in INSTRUCTIONS), len(messages))
     instructions, turns = messages[:first], messages[first:]
     starts = [0, *(i for i, message in enumerate(turns) if i and message["role"] == "user")]
-    half = max_context // 2
-    kept_free = reserve if reserve <= half else min(USUAL_ROOM, half)
+    takes_all = reserve >= max_context
+    kept_free = min(USUAL_ROOM if takes_all else reserve, max_context // 2)
     if least is None:
-        least = kept_free if reserve <= half else LEAST_ROOM
+        least = LEAST_ROOM if takes_all else kept_free
     room = max_context - max(1, kept_free)
 
     def encoded(start: int) -> list[int]:

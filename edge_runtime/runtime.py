@@ -199,7 +199,8 @@ class EdgeRuntime:
 
         Args:
             messages: Chat messages. Instructions at the beginning and the last turn are never dropped.
-            reserve: Tokens to keep free for the answer; more than half of the context means what there is.
+            reserve: Tokens to keep free for the answer, half of the context at most; as many as the context has, or
+                more, means what there is.
             tools: Functions that may be called, as OpenAI has them.
             least: Tokens left for the answer with which nothing is dropped; None: `reserve`.
 

@@ -2,7 +2,7 @@
 
 import type { ChatMessage } from "./bundle/chatBoundary.js";
 
-/** Tokens kept free where the answer may be longer than half of the context, which no conversation could leave it. */
+/** Tokens kept free for an answer that takes what there is. */
 const USUAL_ROOM = 256;
 /** Tokens with which an answer can do: where so many are left for one that takes what there is, no turn is dropped. */
 const LEAST_ROOM = 64;
@@ -21,9 +21,9 @@ export interface FittedMessages<Message extends ChatMessage = ChatMessage> {
  * Drop whole turns (a user's message and what follows it) from the beginning until the rest fits.
  *
  * encode: renders a conversation as token ids. maxContext: tokens of prompt and answer together. reserve: tokens to keep
- * free for the answer, given up before the last turn is; more than half of the context means what there is, and then nothing
- * is dropped where LEAST_ROOM is left. Throws RangeError where the last turn alone leaves no token free, or where there is
- * no message.
+ * free for the answer, half of the context at most, given up before the last turn is. As many as the context has, or more,
+ * means what there is: then nothing is dropped where LEAST_ROOM is left. Throws RangeError where the last turn alone leaves
+ * no token free, or where there is no message.
  */
 export function fitMessages<Message extends ChatMessage>(
   messages: readonly Message[],
@@ -36,9 +36,9 @@ export function fitMessages<Message extends ChatMessage>(
   const instructions = messages.slice(0, first < 0 ? messages.length : first);
   const turns = messages.slice(instructions.length);
   const starts = [0, ...turns.keys()].filter((at, index) => index === 0 || (at > 0 && turns[at].role === "user"));
-  const half = maxContext >> 1;
-  const keptFree = reserve <= half ? reserve : Math.min(USUAL_ROOM, half);
-  const least = reserve <= half ? keptFree : Math.min(LEAST_ROOM, keptFree);
+  const takesAll = reserve >= maxContext;
+  const keptFree = Math.min(takesAll ? USUAL_ROOM : reserve, maxContext >> 1);
+  const least = takesAll ? Math.min(LEAST_ROOM, keptFree) : keptFree;
   const room = maxContext - Math.max(1, keptFree);
   const encoded = (start: number) => encode([...instructions, ...turns.slice(start)]);
   const whole = encoded(0);

@@ -98,6 +98,22 @@ test("a conversation is fitted into the context, its oldest turns first", () => 
   assert.throws(() => fitMessages([], encode, 4, 1), RangeError);
 });
 
+test("asking for more room never gives less", () => {
+  const encode = (said: { content: string }[]) => said.flatMap(({ content }) => Array(content.length).fill(1));
+  const turns = Array.from({ length: 61 }, (_, index) => {
+    return { role: index % 2 ? "assistant" : "user", content: "x".repeat(1 + ((index * 7) % 60)) };
+  });
+  for (const context of [64, 65, 1000, 1900, 2048]) {
+    let before = context;
+    for (let reserve = 1; reserve < context; reserve += reserve % 2 ? 1 : 5) {
+      const length = fitMessages(turns, encode, context, reserve).ids.length;
+      assert.ok(length <= before, `${reserve} of ${context}: ${length} tokens, ${before} with less room asked for`);
+      before = length;
+    }
+    assert.ok(before <= context - (context >> 1));
+  }
+});
+
 test("a fork goes on alone, long runs are quick, and what is no tokenizer is said to be none", () => {
   const stops = new StopStrings(["end"]);
   assert.equal(stops.push("xe"), "x");

@@ -249,8 +249,9 @@ class DeviceCompletion:
         if asked.conversation is None:
             return FittedMessages([], [], self._plain_prompt(asked.plain_prompt))
         tools = asked.tool_use.prompt if asked.tool_use else ()
+        reserve, least = (USUAL_ROOM, LEAST_ROOM) if asked.length is None else (asked.length, None)
         try:
-            return self._runtime.fit_messages(asked.conversation, asked.length or USUAL_ROOM, tools, LEAST_ROOM)
+            return self._runtime.fit_messages(asked.conversation, reserve, tools, least)
         except ConversationTooLong as error:
             raise ApiError(400, str(error), "messages", "context_length_exceeded") from None
         except Exception as error:  # a template may raise anything

@@ -113,6 +113,10 @@ def test_the_oldest_messages_are_dropped_where_the_context_is_full(folders: Fold
         assert dropped in (6, 8) and body["usage"]["prompt_tokens"] < bundle.manifest.max_context - MAX_NEW
         parts = chunks(await client.post("/chat/completions", json={**asked, "stream": True}))
         assert parts[-1]["outrider"]["dropped_messages"] in (6, 8)
+        for turns in range(1, 9):  # as a chat grows, an answer has the room that it asks for, each time
+            grown = request(bundle, messages=[*long[-2 * turns :], *MESSAGES], max_tokens=100)
+            tokens = (await client.post("/chat/completions", json=grown)).json()["usage"]["prompt_tokens"]
+            assert tokens <= bundle.manifest.max_context - min(100, bundle.manifest.max_context // 2)
         too_long = request(bundle, messages=[{"role": "user", "content": "w9 " * 300}])
         refused = await client.post("/chat/completions", json=too_long)
         assert refused.status_code == 400 and refused.json()["error"]["code"] == "context_length_exceeded"

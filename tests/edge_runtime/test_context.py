@@ -56,7 +56,7 @@ def long_conversation(tokens: int) -> list[Message]:
 
 @pytest.mark.parametrize("tokens", [1900, 1948, 1984])
 @pytest.mark.parametrize(
-    ("reserve", "least"), [(4096, None), (1025, None), (2048, None), (100, 64), (1024, 64), (4096, 64)]
+    ("reserve", "least"), [(4096, None), (2048, None), (100, 64), (1024, 64), (1025, 64), (4096, 64)]
 )
 def test_room_that_the_context_cannot_hold_costs_no_turn(tokens: int, reserve: int, least: int | None) -> None:
     messages = long_conversation(tokens)
@@ -72,6 +72,33 @@ def test_what_must_go_goes_and_no_more(reserve: int, least: int | None, left: in
     fitted = fit_messages(messages, encode, 2048, reserve, least)
     assert fitted.dropped == messages[: len(fitted.dropped)] != []
     assert 2048 - left - 62 < len(fitted.ids) <= 2048 - left
+
+
+@pytest.mark.parametrize("reserve", [1024, 1025, 1500, 2047])
+def test_more_than_half_of_the_context_gives_half_of_it(reserve: int) -> None:
+    fitted = fit_messages(long_conversation(1900), encode, 2048, reserve)
+    assert 1024 - 62 < len(fitted.ids) <= 1024
+
+
+@given(
+    st.lists(st.integers(0, 30), min_size=1, max_size=12),
+    st.integers(8, 120),
+    st.integers(1, 119),
+    st.integers(1, 119),
+    st.none() | st.integers(1, 119),
+)
+def test_asking_for_more_room_never_gives_less(
+    lengths: list[int], context: int, one: int, other: int, least: int | None
+) -> None:
+    less, more = sorted(min(reserve, context - 1) for reserve in (one, other))
+    messages = conversation(*("w " * length for length in lengths))
+    try:
+        fitted = fit_messages(messages, encode, context, less, least)
+    except ConversationTooLong:
+        with pytest.raises(ConversationTooLong):
+            fit_messages(messages, encode, context, more, least)
+        return
+    assert len(fit_messages(messages, encode, context, more, least).ids) <= len(fitted.ids)
 
 
 @given(st.lists(st.integers(0, 30), min_size=1, max_size=12), st.integers(8, 120), st.integers(1, 200), st.booleans())
