@@ -35,7 +35,7 @@ class BlockingRuntime:
         self._loop = asyncio.new_event_loop()
         self._thread = Thread(target=self._loop.run_forever, name="outrider", daemon=True)
         self._answer: asyncio.Task[None] | None = None  # on its way
-        self._left = False  # its iterator was left, so that nobody reads it any more
+        self._left: asyncio.Task[None] | None = None  # its iterator was left, so that nobody reads it any more
 
     @classmethod
     def from_bundle(
@@ -64,8 +64,7 @@ class BlockingRuntime:
         if self._loop.is_closed():
             return
         if self._thread.is_alive():
-            self._call(self._cancel())
-            self._call(self.runtime.close())
+            self._call(self._close())
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
         self._loop.close()
@@ -134,14 +133,14 @@ class BlockingRuntime:
     async def _behind_left(self, work: Coroutine[Any, Any, Result]) -> Result:
         """Do `work` once an answer whose iterator was left has ended."""
         if self._left:
-            await self._cancel()
+            await self._cancel(self._left)
         return await work
 
-    def _leave(self) -> None:
-        """Cancel the answer on its way without waiting for it. From any thread, this runtime's own too."""
-        self._left = True
+    def _leave(self, answer: asyncio.Task[None]) -> None:
+        """Cancel an answer without waiting for its end. From any thread, this runtime's own too."""
+        self._left = answer
         with contextlib.suppress(RuntimeError):  # the loop has ended, and the answer with it
-            self._loop.call_soon_threadsafe(lambda: self._answer and self._answer.cancel())
+            self._loop.call_soon_threadsafe(answer.cancel)
 
     async def _begin(
         self,
@@ -161,11 +160,17 @@ class BlockingRuntime:
         self._answer.add_done_callback(lambda _: events.put(None))
         return self._answer
 
-    async def _cancel(self) -> None:
+    async def _cancel(self, answer: asyncio.Task[None]) -> None:
+        """End that answer, and no other one that may have begun meanwhile."""
+        answer.cancel()
+        await asyncio.wait([answer])
+        self._answer = None if self._answer is answer else self._answer
+        self._left = None if self._left is answer else self._left
+
+    async def _close(self) -> None:
         if self._answer:
-            self._answer.cancel()
-            await asyncio.wait([self._answer])
-        self._answer, self._left = None, False
+            await self._cancel(self._answer)
+        await self.runtime.close()
 
 
 class EventIterator(Iterator[Event]):
@@ -195,11 +200,11 @@ class EventIterator(Iterator[Event]):
 
     def close(self) -> None:
         """Cancel the answer, where it is not over, and wait for its end."""
-        begun, self._over = self._answer is not None and not self._over, True
-        if begun and self._runtime._thread.is_alive():
-            self._runtime._call(self._runtime._cancel())
+        over, self._over = self._over, True
+        if self._answer is not None and not over and self._runtime._thread.is_alive():
+            self._runtime._call(self._runtime._cancel(self._answer))
 
     def __del__(self) -> None:
         # collected wherever garbage is, the runtime's own thread included: so nothing is waited for here
         if self._answer is not None and not self._over:
-            self._runtime._leave()
+            self._runtime._leave(self._answer)

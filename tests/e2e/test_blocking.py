@@ -110,3 +110,44 @@ def test_an_iterator_may_be_collected_anywhere(bundle: Bundle, where: str) -> No
             collected.clear()
             assert runtime.answer(PROMPT, max_new_tokens=4).reason in COMPLETE
     assert not runtime._thread.is_alive()
+
+
+def test_leaving_an_iterator_ends_its_own_answer_alone(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another thread drops the iterator, and is held up before the runtime's thread hears of it."""
+    with BlockingRuntime(EdgeRuntime(bundle, None)) as runtime:
+        begun, dropping = threading.Event(), threading.Event()
+        hand_over = runtime._loop.call_soon_threadsafe
+
+        def late(*work: Any, **options: Any) -> Any:
+            if threading.current_thread().name == "dropper":
+                dropping.set()
+                assert begun.wait(HANG)
+            return hand_over(*work, **options)
+
+        monkeypatch.setattr(runtime._loop, "call_soon_threadsafe", late)
+        held = [runtime.generate(PROMPT, max_new_tokens=MAX_NEW)]
+        next(held[0])
+        dropper = threading.Thread(target=held.clear, name="dropper")
+        dropper.start()
+        assert dropping.wait(HANG)
+        answer = runtime.generate(PROMPT, max_new_tokens=MAX_NEW)
+        next(answer)
+        begun.set()
+        dropper.join(HANG)
+        runtime.record()  # behind what the dropper handed over
+        assert isinstance([*answer][-1], Finished)
+
+
+def test_an_answer_that_is_ended_twice_leaves_the_next_one_alone(bundle: Bundle) -> None:
+    with BlockingRuntime(EdgeRuntime(bundle, None)) as runtime:
+        events = runtime.generate(PROMPT, max_new_tokens=MAX_NEW)
+        next(events)
+        answer = events._answer
+        assert answer is not None
+        runtime._call(runtime._cancel(answer))
+        following = runtime.generate(PROMPT, max_new_tokens=MAX_NEW)
+        next(following)
+        runtime._call(runtime._cancel(answer))
+        with pytest.raises(RuntimeError, match="an answer is on its way"):
+            next(runtime.generate(PROMPT))
+        assert isinstance([*following][-1], Finished)
