@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import io
 import json
 import os
@@ -208,6 +209,26 @@ def test_two_chats_do_not_share_a_journal(tmp_path: Path) -> None:
     assert subprocess.run(other, capture_output=True, text=True, timeout=HANG).stdout == "mine\n"
     with Journal(None, pytest.fail).alone(), Journal(tmp_path / "gone" / "chat.json", pytest.fail).alone():
         pass
+
+
+@pytest.mark.parametrize("number", [errno.ENOTSUP, errno.ENOLCK, errno.EINVAL, errno.ENOSYS])
+def test_a_file_system_without_locks_keeps_a_journal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    fcntl = pytest.importorskip("fcntl")
+    locks = list[int]()
+
+    def refuse(lock: int, _: int) -> None:
+        locks.append(lock)
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    journal = Journal(tmp_path / "chat.json", pytest.fail)
+    with journal.alone():
+        journal.save([{"role": "user", "content": "one"}], None)
+        assert journal.load() == ([{"role": "user", "content": "one"}], None)
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(locks[0])
 
 
 def test_a_link_in_a_shared_folder_is_not_followed(tmp_path: Path) -> None:
