@@ -176,3 +176,34 @@ def test_what_is_not_a_message_is_refused_by_name(tmp_path: Path, message: Any, 
     with pytest.raises(MessageFault, match=named) as fault:
         ours.encode_chat([{"role": "user", "content": "w7"}, message])
     assert fault.value.param.startswith("messages[1]")
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"role": "user", "content": "a\ud800b"},
+        {"role": "user", "content": "\udc00\ud800"},
+        {"role": "user", "content": [{"type": "text", "text": "\ud83d"}]},
+        {"role": "user", "content": "a", "reasoning": ["\ud800"]},
+        {"role": "tool", "content": "1", "name": "\udfff", "tool_call_id": "\ud800"},
+        *(
+            {"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": name, "arguments": arguments}}]}
+            for name, arguments in [
+                ("f", {"a": "\ud800"}),
+                ("f", {"\ud800": [{"b": "\udc00"}]}),
+                ("f", '{"a": "\\ud800"}'),
+                ("f", '{"a": "\ud800"}'),
+                ("\ud800", {}),
+            ]
+        ),
+    ],
+)
+def test_half_a_character_becomes_a_mark(message: dict[str, Any]) -> None:
+    (taken,) = as_templates_take([message])
+    assert "\ufffd" in json.dumps(taken, ensure_ascii=False).encode().decode()
+    assert as_templates_take([taken]) == [taken]
+
+
+def test_whole_characters_stay() -> None:
+    (taken,) = as_templates_take([{"role": "user", "content": "\U0001f600 h\u00e9", "kept": {1: {2}}}])
+    assert taken == {"role": "user", "content": "\U0001f600 h\u00e9", "kept": {1: {2}}}

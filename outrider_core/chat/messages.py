@@ -71,8 +71,22 @@ def as_templates_take(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, A
         except msgspec.ValidationError as error:
             raise MessageFault(where, f"{where}: {error}") from None
         check_message(read, where)
-        taken.append({**message, **taken_of(read, where)})
+        taken.append(_whole({**message, **taken_of(read, where)}))
     return taken
+
+
+def _whole(message: dict[str, Any]) -> dict[str, Any]:
+    """The message with a mark in place of each half of a character, which is nothing that a tokenizer takes."""
+    text = ""
+    try:
+        text = json.dumps(message, ensure_ascii=False)
+        text.encode()
+    except UnicodeEncodeError:
+        whole: dict[str, Any] = json.loads(text.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))
+        return whole
+    except (TypeError, ValueError, RecursionError):  # no JSON: it is the template's to refuse
+        pass
+    return message
 
 
 def _with_ids(message: Any) -> Any:
