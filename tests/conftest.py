@@ -14,8 +14,10 @@ from hypothesis import HealthCheck, settings
 
 from tests.waiting import HANG
 
-# A shell that runs the tests in the background lets them ignore Ctrl-C; the commands under test would inherit that.
+# What runs the tests in the background may let them ignore Ctrl-C and hang-ups; commands under test would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+if hasattr(signal, "SIGHUP"):
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # a busy machine may take its time
 settings.register_profile("outrider", deadline=None, suppress_health_check=[HealthCheck.too_slow])

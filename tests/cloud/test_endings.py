@@ -145,17 +145,20 @@ def test_sighup_ends_no_state(folder: Path, tmp_path: Path, state: str) -> None:
     with running(folder, "--shutdown-timeout", "30", step_ms=200, wait=state != "loading") as server:
         process = server.process
         assert until(lambda: handles(process.pid, signal.SIGHUP))
+        drawn = list[int]()
         if state == "draining":
             client = server.client()
             client.open(PROMPT)
             client.send(Generate(0, 1, len(PROMPT), 5))
+            while not drawn:  # the answer is under way
+                if isinstance(message := client.any(), Verdict):
+                    drawn.append(message.bonus)
             process.send_signal(signal.SIGTERM)
             assert until(lambda: "ending" in server.log.read_text())
         process.send_signal(signal.SIGHUP)
         if state == "loading":
             assert process.stdout and "verifier ready" in process.stdout.readline()
         if state == "draining":
-            drawn = list[int]()
             while len(drawn) < 5:  # ERROR 9 comes in between
                 if isinstance(message := client.any(), Verdict):
                     drawn.append(message.bonus)

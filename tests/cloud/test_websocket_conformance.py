@@ -182,10 +182,10 @@ def test_the_accept_key_proves_the_handshake(address: str) -> None:
         "version 8": (request(Sec_WebSocket_Version="8"), 400),
         "version 14": (request(Sec_WebSocket_Version="14"), 400),
         "POST": (request("POST"), 405),
-        "no Connection: Upgrade": (request(Connection="keep-alive"), 404),
-        "another upgrade": (request(Upgrade="h2c"), 404),
+        "no Connection: Upgrade": (request(Connection="keep-alive"), 426),
+        "another upgrade": (request(Upgrade="h2c"), 426),
         "no HTTP": (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", 400),
-        "endless header": (request(Cookie="x" * (1 << 20)), 400),
+        "endless header": (request(Cookie="x" * (1 << 20)), 431),
     }.values(),
     ids=str,
 )

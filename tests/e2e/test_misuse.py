@@ -28,7 +28,7 @@ Folders = tuple[Path, Path, Path]
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"seed": -1}, "seed"), ({"temperature": -1}, "temperature"), ({"top_p": 7}, "top_p"),
+        ({"seed": -2}, "seed"), ({"temperature": -1}, "temperature"), ({"top_p": 7}, "top_p"),
         ({"max_new_tokens": 0}, "max_new_tokens"), ({"stop": [1]}, "stop"),
     ],
 )  # fmt: skip

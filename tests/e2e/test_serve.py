@@ -452,7 +452,7 @@ def answering(url: str) -> bool:
     return False
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_it_while_answers_wait(
     folders: Folders, bundle: Bundle, number: signal.Signals, tmp_path: Path
 ) -> None:

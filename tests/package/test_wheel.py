@@ -28,7 +28,20 @@ PACKAGES = {"outrider", "outrider_core", "edge_runtime", "cloud", "export"}
 BUNDLE = ROOT / "build/bundle"
 TARGET_WHEEL = re.search(r"^TARGET_WHEEL := (.+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)[1]  # type: ignore[index]
 DRAFTER = "drafters/smollm2-135m-instruct-moa"
-EXTRAS = {"edge", "serve", "local", "cloud", "torch", "scale", "export", "executorch", "optimum", "dev"}
+EXTRAS = {
+    "edge",
+    "serve",
+    "local",
+    "cloud",
+    "torch",
+    "scale",
+    "export",
+    "executorch",
+    "optimum",
+    "test",
+    "conformance",
+    "dev",
+}
 
 
 def wheel_names(wheel: Path) -> list[str]:
