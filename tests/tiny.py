@@ -168,3 +168,8 @@ def plain_decode(
         if tokens[-1] in stop:
             break
     return tokens[len(ids) :]
+
+
+def arrays_of(half: torch.nn.Module) -> dict[str, Any]:
+    """A module's tensors by name in numpy; they share its memory."""
+    return {name: tensor.detach().numpy() for name, tensor in half.state_dict().items()}

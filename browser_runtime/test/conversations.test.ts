@@ -79,7 +79,7 @@ test("an answer that one tab is writing is taken up by no other, until that one 
   assert.deepEqual(second.list, []);
 });
 
-test("the oldest go, and a full storage is told", async t => {
+test("the oldest go, and a full storage is reported", async t => {
   const browser = new Browser();
   browser.use();
   t.mock.timers.enable({ apis: ["Date"] });

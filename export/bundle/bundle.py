@@ -1,8 +1,8 @@
 """Write a bundle: the device half for each engine, tokenizer, chat template and manifest, all checked.
 
-The folder is written aside and renamed when everything in it has been proved to load and to agree with the
-eager model, so a half-written bundle never carries the final name. After Ctrl-C or a kill the same command goes on
-with the files that were finished; after an error nothing is left behind.
+The folder is written aside and renamed when everything in it has been proved to load and, where torch is installed, to
+agree with the eager model, so a half-written bundle never carries the final name. After Ctrl-C or a kill the same
+command continues from the files that were finished; after an error nothing is left behind.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ def add_comparison(
 ) -> None:
     """Compare each engine of the bundle in `folder` with `half`, and put the figures into `report`.
 
-    work: where the target's answers are kept, so that an interrupted export goes on with them.
+    work: where the target's answers are kept, so that an interrupted export can continue.
     """
     files = open_target(plan.options.target)
     tensors = load_drafter(plan.options.drafter)[1]

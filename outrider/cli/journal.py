@@ -38,7 +38,7 @@ class Journal:
         beside = self._path.with_name(f".{self._path.name}.lock")  # the journal itself is replaced at every write
         try:
             lock = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        except OSError:  # nor can the journal be written there, which is told in its time
+        except OSError:  # nor can the journal be written there; saving reports that
             yield
             return
         try:

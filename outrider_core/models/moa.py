@@ -123,10 +123,6 @@ class DeviceHalf(nn.Module):
         self.head = nn.Linear(width, config.draft_vocab_size, bias=False)  # frozen, rows of the target's
         self.register_buffer("draft_ids", torch.arange(config.draft_vocab_size, dtype=torch.int32))
 
-    def arrays(self) -> dict[str, NDArray[Any]]:
-        """Its tensors by name in numpy; they share its memory."""
-        return {name: tensor.detach().numpy() for name, tensor in self.state_dict().items()}
-
     @property
     def cache_heads(self) -> int:
         """Heads of the keys and values that a device keeps of its tokens."""

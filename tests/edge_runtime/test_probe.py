@@ -35,7 +35,7 @@ from outrider_core.drafting.drafter import TreeShape
 from outrider_core.drafting.engines import MASKED, Floats, Ints, open_engine
 from outrider_core.models.moa import DeviceHalf, device_half
 from outrider_core.models.moa_config import MoAConfig
-from tests.tiny import EOS, tiny_drafter_config, tiny_model, tiny_tokenizer
+from tests.tiny import EOS, arrays_of, tiny_drafter_config, tiny_model, tiny_tokenizer
 from tests.waiting import HANG
 
 STEP_BYTES = 54_321
@@ -52,7 +52,7 @@ def tiny_half() -> tuple[MoAConfig, DeviceHalf]:
 def onnx_file() -> bytes:
     with tempfile.TemporaryDirectory() as folder:
         config, half = tiny_half()
-        write_onnx(config, half.arrays(), Profile("int8", 8), Path(folder) / "drafter.onnx", {})
+        write_onnx(config, arrays_of(half), Profile("int8", 8), Path(folder) / "drafter.onnx", {})
         return (Path(folder) / "drafter.onnx").read_bytes()
 
 

@@ -45,6 +45,7 @@ from tests.tiny import save_tiny_drafter, save_tiny_target, tiny_model, tiny_tar
 from tests.waiting import HANG
 
 Inputs = tuple[torch.Tensor, ...]
+ENGINE_FILE = "drafter.onnx"
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = {**os.environ, "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 

@@ -10,17 +10,12 @@ from typing import Any
 import pytest
 
 from edge_runtime.runtime import EdgeRuntime
-from export.bundle import bundle as module
 from export.bundle.bundle import DRAFT_IDS_FILE, NULL_ROW_FILE
 from outrider_core.drafting.bundle import FORMAT_VERSION, MANIFEST, BundleError, open_bundle
 from outrider_core.drafting.engines.onnx import OnnxEngine
 from outrider_core.protocol.sampling import Sampling
-from tests.export.conftest import edit_manifest, open_error
+from tests.export.conftest import ENGINE_FILE, edit_manifest, open_error
 from tests.tiny import TEMPERATURE
-
-ROOT = Path(module.__file__).parents[1]
-ENGINE_FILE = "drafter.onnx"
-
 
 FILES = [
     ENGINE_FILE, DRAFT_IDS_FILE, NULL_ROW_FILE, "tokenizer.json", "tokenizer_config.json", "chat_template.jinja",

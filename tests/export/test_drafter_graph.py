@@ -20,6 +20,7 @@ from outrider_core.drafting.engines.onnx import OnnxEngine
 from outrider_core.models.moa import DeviceHalf
 from outrider_core.models.moa_config import MoAConfig
 from tests.export.conftest import rounded
+from tests.tiny import arrays_of
 
 CONFIG = MoAConfig(
     target_hash="", target_layers=(0,), target_kv_heads=1, target_head_dim=4, vocab_size=60, draft_vocab_size=60,
@@ -69,7 +70,7 @@ def steps(config: MoAConfig) -> Iterator[tuple[Tensor, ...]]:
 
 def engine(half: DeviceHalf, profile: Profile, folder: Path, float_activations: bool = False) -> OnnxEngine:
     path = folder / "drafter.onnx"
-    write_onnx(half.config, half.arrays(), profile, path, {})
+    write_onnx(half.config, arrays_of(half), profile, path, {})
     if float_activations:
         return dict(accuracy_levels(path))[1]
     return OnnxEngine(path, 1)
@@ -151,7 +152,7 @@ def test_what_reads_the_same_row_is_one_product(name: str, nodes: dict[int, int]
 def test_large_tensors_lie_at_page_boundaries_in_a_file_of_their_own(tmp_path: Path) -> None:
     half = filled(DeviceHalf(replace(CONFIG, vocab_size=14_000, draft_vocab_size=14_000)))
     path = tmp_path / "drafter.onnx"
-    write_onnx(half.config, half.arrays(), Profile("fp32", 32), path, {"made": "here"})
+    write_onnx(half.config, arrays_of(half), Profile("fp32", 32), path, {"made": "here"})
     model = onnx.load(path, load_external_data=False)
     assert [(p.key, p.value) for p in model.metadata_props] == [("made", "here")]
     large = [t for t in model.graph.initializer if t.external_data]
@@ -159,7 +160,7 @@ def test_large_tensors_lie_at_page_boundaries_in_a_file_of_their_own(tmp_path: P
     assert len(large) == 2 and {place["location"] for place in places} == {data_file(path).name}
     assert all(int(place["offset"]) % 4096 == 0 and int(place["length"]) >= DATA_FROM for place in places)
     assert max(gap(OnnxEngine(path, 1), half, inputs) for inputs in steps(half.config)) < 1e-4
-    write_onnx(CONFIG, random_half(CASES["tied, all tokens"]).arrays(), Profile("fp32", 32), path, {})
+    write_onnx(CONFIG, arrays_of(random_half(CASES["tied, all tokens"])), Profile("fp32", 32), path, {})
     assert not data_file(path).exists()  # of a smaller drafter in its place
 
 

@@ -27,6 +27,7 @@ from outrider_core.models.moa import SERVER_PREFIXES, DeviceHalf, server_half
 from outrider_core.models.target import load_target
 from outrider_core.targets.source import TargetSource
 from tests.export.conftest import (
+    ENGINE_FILE,
     Bundles,
     Folders,
     Reused,
@@ -40,7 +41,6 @@ from tests.export.conftest import (
 from tests.tiny import EOS
 
 ROOT = Path(module.__file__).parents[1]
-ENGINE_FILE = "drafter.onnx"
 
 
 @pytest.fixture

@@ -20,6 +20,7 @@ from export.bundle.bundle import DRAFT_IDS_FILE, write_bundle
 from outrider_core.drafting.bundle import MANIFEST, SERVER_HALF_FILE, BundleError, open_bundle
 from outrider_core.targets.source import TargetSource
 from tests.export.conftest import (
+    ENGINE_FILE,
     Folders,
     Reused,
     command,
@@ -28,9 +29,6 @@ from tests.export.conftest import (
 )
 from tests.power import forgotten, watched_disk
 from tests.tiny import save_tiny_drafter, save_tiny_target, tiny_model
-
-ROOT = Path(module.__file__).parents[1]
-ENGINE_FILE = "drafter.onnx"
 
 
 @pytest.fixture

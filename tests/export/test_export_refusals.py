@@ -31,9 +31,6 @@ from tests.export.conftest import (
 )
 from tests.tiny import save_tiny_drafter, save_tiny_target, tiny_model
 
-ROOT = Path(module.__file__).parents[1]
-ENGINE_FILE = "drafter.onnx"
-
 
 @pytest.fixture
 def refused(folders: Folders, copied: Path, reused: Reused) -> Callable[..., str]:

@@ -1,5 +1,5 @@
 """Fields as other servers spell them (vLLM, SGLang, llama.cpp, Ollama): what we have by another name is taken, the rest
-refused by name, and what nobody here knows is named to the client."""
+refused by name, and unknown ones are reported to the client."""
 
 from __future__ import annotations
 
