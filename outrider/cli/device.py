@@ -120,8 +120,7 @@ async def serve(
         aliases=options.alias,
     )
     port = bound[0].getsockname()[1]
-    print(f"{endpoint.model} on http://{in_url(options.host)}:{port}/v1", file=sys.stderr, flush=True)
-    await run(endpoint, bound)
+    await run(endpoint, bound, f"{endpoint.model} on http://{in_url(options.host)}:{port}/v1")
     return 0
 
 

@@ -16,6 +16,7 @@ import logging
 import os
 import signal
 import socket
+import sys
 import threading
 import traceback
 from collections import Counter
@@ -327,7 +328,7 @@ def _leaving() -> ApiError:
 class DeviceServer(uvicorn.Server):
     """uvicorn that gives answers under way SHUTDOWN_SECONDS at SIGINT, SIGTERM or SIGHUP; a second one ends at once."""
 
-    def __init__(self, endpoint: Endpoint) -> None:
+    def __init__(self, endpoint: Endpoint, greeting: str) -> None:
         super().__init__(
             uvicorn.Config(
                 endpoint.app,
@@ -340,8 +341,13 @@ class DeviceServer(uvicorn.Server):
                 http=partial(HttpProtocol, endpoint),  # type: ignore[arg-type]
             )
         )
-        self._endpoint, self._loop = endpoint, asyncio.get_running_loop()
+        self._endpoint, self._greeting, self._loop = endpoint, greeting, asyncio.get_running_loop()
         self._ending: asyncio.Task[None] | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """See uvicorn. Whoever reads the greeting is answered."""
+        await super().startup(sockets)
+        print(self._greeting, file=sys.stderr, flush=True)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -367,8 +373,8 @@ class DeviceServer(uvicorn.Server):
         self.should_exit = True
 
 
-async def run(endpoint: Endpoint, bound: list[socket.socket]) -> None:
-    """Serve there until SIGINT, SIGTERM or SIGHUP, then close the runtime."""
+async def run(endpoint: Endpoint, bound: list[socket.socket], greeting: str) -> None:
+    """Serve there, print `greeting` once it answers, until SIGINT, SIGTERM or SIGHUP, then close the runtime."""
     async with endpoint.runtime:
         with contextlib.suppress(KeyboardInterrupt):
-            await DeviceServer(endpoint).serve(sockets=bound)
+            await DeviceServer(endpoint, greeting).serve(sockets=bound)

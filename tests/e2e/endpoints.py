@@ -67,7 +67,7 @@ def serving(kind: str, folders: Folders, bundle: Bundle, **options: Any) -> Iter
         runtime = EdgeRuntime(bundle, address, RuntimeOptions(patience=PATIENCE, threads=1), Pinned(mode="tree"))
         bound = bind("127.0.0.1", 0)
         loop, endpoint = asyncio.new_event_loop(), Endpoint(runtime, origins=[PAGE], **options)
-        task = loop.create_task(run(endpoint, bound))
+        task = loop.create_task(run(endpoint, bound, ""))
 
         def work() -> None:
             with pytest.raises(asyncio.CancelledError):

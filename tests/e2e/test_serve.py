@@ -243,7 +243,7 @@ async def listening(bundle: Bundle, server: str | None, model: str = "", **optio
     port = bound[0].getsockname()[1]
     endpoint = Endpoint(runtime, **options)
     endpoint.model = model or endpoint.model
-    running = asyncio.create_task(run_endpoint(endpoint, bound))
+    running = asyncio.create_task(run_endpoint(endpoint, bound, ""))
     while True:
         try:
             _, writer = await asyncio.open_connection("127.0.0.1", port)
