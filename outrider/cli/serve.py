@@ -299,7 +299,8 @@ class DeviceCompletion:
         if text:
             yield Delta(text, {"outrider": {"unverified": True}})
         if event.reason not in COMPLETE or (event.provisional and not keeps_unverified):
-            why = f"no verifier has written this answer to its end: {event.detail or 'this device has none'}"
+            why = event.detail or "it has not answered, or this device has none"
+            why = f"no verifier has written this answer to its end: {why}"
             raise ApiError(503, why, None, "verifier_unreachable", RETRY_SECONDS)
         yield self._ending(event, unverified=bool(text) or event.stats.adopted > 0)
 

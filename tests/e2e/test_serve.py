@@ -604,16 +604,19 @@ def test_a_link_lost_for_good_is_no_answer_that_is_long_enough(folders: Folders,
     policy = Policy(writer="cloud-only")
 
     async def run(address: str) -> httpx.Response:
-        async with EmulatedLink(int(address.rsplit(":", 1)[1])) as link:
-            options = RuntimeOptions(policy=policy, patience=Patience(connect=5.0, offline=0.5), threads=1)
-            async with EdgeRuntime(bundle, link.address, options, pinned=Pinned(mode="stream")) as runtime:
+        async with EmulatedLink(int(address.rsplit(":", 1)[1]), delay=0.02) as link:
+            options = RuntimeOptions(policy=policy, patience=Patience(connect=5.0, offline=5.0), threads=1)
+            async with EdgeRuntime(bundle, link.address, options, pinned=Pinned(mode="tree")) as runtime:
                 transport = httpx.ASGITransport(Endpoint(runtime).app)
                 async with httpx.AsyncClient(
                     transport=transport, base_url="http://127.0.0.1/v1", timeout=HANG
                 ) as client:
-                    asked = asyncio.create_task(client.post("/chat/completions", json=request(bundle)))
+                    unending = {"logit_bias": {str(token): -100 for token in bundle.manifest.eos_ids}}
+                    body = request(bundle, max_tokens=150, **unending)  # 40 ms a round
+                    asked = asyncio.create_task(client.post("/chat/completions", json=body))
                     while not ((record := runtime.record()) and record["committed"]):
-                        await asyncio.sleep(0)
+                        assert not asked.done(), asked.result().text
+                        await asyncio.sleep(0.005)
                     link.upstream_port = 1
                     link.cut()
                     return await asked
