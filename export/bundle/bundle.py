@@ -62,12 +62,14 @@ ACCEPTANCE = 0.97
 PACKAGES = ("outrider", "torch", "onnx", "onnxruntime", "executorch", "torchao")
 
 
-def write_bundle(options: BundleOptions) -> dict[str, Any]:
+def write_bundle(options: BundleOptions, console: Console | None = None) -> dict[str, Any]:
     """Export as `options` say and return the bundle's report; with their `dry_run` only show the plan (returns {}).
+
+    console: where to tell what is done; None: stderr.
 
     Raises BundleError, TargetError or DrafterError with one clear line; the output folder is then as it was.
     """
-    console = Console(stderr=True)
+    console = console or Console(stderr=True)
     with quiet(), console.status("reading target and drafter"):
         plan = make_plan(options)
     show_plan(plan, console)

@@ -29,10 +29,11 @@ EXAMPLES = {
     "export": "outrider export bundle --drafter drafters/mine --output-dir build/bundle",
 }
 HELP = """\
-example:
-  outrider verifier &                                              the full model, on this machine
-  outrider export bundle --drafter drafters/mine --output-dir build/bundle      what the device loads
-  outrider chat --bundle build/bundle --server 127.0.0.1:8765      draft here, verify there
+examples:
+  outrider chat                                talk with the default model in this terminal
+  outrider generate "Why is the sky blue?"     answer one prompt
+  outrider serve                               an OpenAI-style endpoint on http://127.0.0.1:8766/v1
+The first start makes what they need in the cache; --server HOST:PORT names a verifier elsewhere.
 
 usage: outrider COMMAND [OPTIONS]       outrider COMMAND --help shows the options of a command
        outrider --version

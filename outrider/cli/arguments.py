@@ -35,6 +35,7 @@ COMMANDS = {
         GenerateOptions,
         "answer one prompt",
         [
+            'generate "Why is the sky blue?"',
             'generate --bundle build/bundle --server 127.0.0.1:8765 "Why is the sky blue?"',
             'generate --bundle build/bundle "Works offline too, less cleverly."',
         ],
@@ -42,12 +43,15 @@ COMMANDS = {
     "chat": Command(
         ChatOptions,
         "talk, turn by turn",
-        ["chat --bundle build/bundle --server 127.0.0.1:8765", "chat --bundle build/bundle --local"],
+        ["chat", "chat --bundle build/bundle --server 127.0.0.1:8765"],
     ),
     "serve": Command(
         ServeOptions,
         "give other programs an OpenAI-style endpoint on this device",
-        ["serve --bundle build/bundle --server 127.0.0.1:8765     then ask http://127.0.0.1:8766/v1"],
+        [
+            "serve     then ask http://127.0.0.1:8766/v1",
+            "serve --bundle build/bundle --server 127.0.0.1:8765",
+        ],
     ),
     "doctor": Command(
         DoctorOptions,
@@ -57,8 +61,8 @@ COMMANDS = {
 }
 LEGEND = "Verified text is plain; text the device wrote alone is yellow and underlined until the verifier has seen it."
 EXIT_STATUS = (
-    "exit status: 0 answered, 1 an error, 2 a wrong command line, 3 the server verified nothing or\n"
-    "was waited for in vain, 4 it refused the prompt, 130 stopped by Ctrl-C"
+    "exit status: 0 answered, 1 an error, 2 a wrong command line, 3 the server did not verify all\n"
+    "of it, 4 it refused the prompt, 130 stopped by Ctrl-C"
 )
 #: flags that say what --local loads
 LOCAL_FLAGS = ("model", "drafter", "dtype")
@@ -97,7 +101,7 @@ def parse(argv: Sequence[str] | None, prog: str) -> Options:
     name = given.pop("command")
     try:
         options = COMMANDS[name].options(**given)
-        if isinstance(options, WritingOptions) and not options.local:
+        if isinstance(options, WritingOptions) and not options.in_process:
             for flag in LOCAL_FLAGS:
                 if getattr(options, flag) is not None:
                     raise ValueError(f"--{flag} says what --local loads; give --local too")

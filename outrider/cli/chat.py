@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import AsyncExitStack
 
 from edge_runtime.context import ConversationTooLong
+from edge_runtime.events import Event
 from edge_runtime.link.transport import LinkMaker
 from edge_runtime.runtime import EdgeRuntime
 from outrider.cli.journal import Journal
@@ -55,12 +56,12 @@ async def chat(options: ChatOptions, bundle: Bundle, server: str | LinkMaker | N
                 events = runtime.generate(fitted.messages, **options.answer())
             resumed, unfinished = unfinished is not None, None
 
-            def keep() -> None:
+            def keep(_event: Event) -> None:
                 if journal.due:
                     journal.keep(messages, runtime.record())
 
             try:
-                event = await show_answer(runtime, events, output, reach, stopped, local=options.local, each=keep)
+                event = await show_answer(runtime, events, output, reach, stopped, local=options.in_process, each=keep)
             except ValueError as error:
                 if not resumed:
                     raise

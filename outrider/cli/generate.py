@@ -6,7 +6,9 @@ import json
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import asdict
+from typing import Any
 
+from edge_runtime.events import Event, Finished
 from edge_runtime.link.transport import LinkMaker
 from edge_runtime.runtime import EdgeRuntime
 from outrider.cli.opening import CommandError
@@ -15,7 +17,7 @@ from outrider.cli.prompt import interrupts, whole_input
 from outrider.cli.reach import Reach
 from outrider.cli.terminal import Output, show_answer, summary
 from outrider_core.drafting.bundle import Bundle
-from outrider_core.protocol.ending import FinishReason
+from outrider_core.protocol.ending import COMPLETE, FinishReason
 
 #: exit status where a server was given and verified nothing, or was waited for in vain; and where it refused the answer
 UNVERIFIED, REFUSED = 3, 4
@@ -32,6 +34,16 @@ def prompt_of(parts: Sequence[str]) -> str:
     return "\n\n".join(part for part in around if part)
 
 
+def described(event: Event, unfinished: FinishReason | None) -> dict[str, Any]:
+    """An answer as --json prints it. unfinished: why it has no end of its own; None: Ctrl-C."""
+    answer: dict[str, Any] = {"text": event.verified + event.provisional, "verified_text": event.verified}
+    if not isinstance(event, Finished):
+        return {**answer, "reason": unfinished or FinishReason.CANCELLED}
+    spans = [asdict(span) for span in event.spans]
+    answer |= {"reason": event.reason, "detail": event.detail, "token_ids": event.token_ids, "spans": spans}
+    return {**answer, **event.stats.as_dict()}
+
+
 async def generate(options: GenerateOptions, bundle: Bundle, server: str | LinkMaker | None) -> int:
     """Returns the exit status."""
     prompt = prompt_of(options.prompt)
@@ -46,26 +58,23 @@ async def generate(options: GenerateOptions, bundle: Bundle, server: str | LinkM
             output.note(OFFLINE)
         reach = Reach(runtime, asked, output.tell, options.give_up, "--give-up")
         events = runtime.generate([{"role": "user", "content": prompt}], **options.answer(options.stop))
-        event = await show_answer(runtime, events, output, reach, stopped, local=options.local)
+        last = Event("", "")
+
+        def remember(event: Event) -> None:
+            nonlocal last
+            last = event
+
+        event = await show_answer(runtime, events, output, reach, stopped, local=options.in_process, each=remember)
+        if options.json:
+            print(json.dumps(described(event or last, FinishReason.UNREACHABLE if reach.gave_up else None)))
         if event is None and not reach.gave_up:
             return 130
-        if event and options.json:
-            text = {"text": event.verified + event.provisional, "verified_text": event.verified}
-            spans = [asdict(span) for span in event.spans]
-            answer = {
-                **text,
-                "reason": event.reason,
-                "detail": event.detail,
-                "token_ids": event.token_ids,
-                "spans": spans,
-            }
-            print(json.dumps({**answer, **event.stats.as_dict()}))
-        elif event:
+        if event and not options.json:
             output.note(summary(event))
         if event and event.reason is FinishReason.REFUSED:
             output.tell(f"the verifier refused this: {event.detail}")
             return REFUSED
-        if asked and (event is None or not event.stats.tokens or event.reason is FinishReason.UNREACHABLE):
+        if asked and (event is None or not event.stats.tokens or event.provisional or event.reason not in COMPLETE):
             output.tell(reach.advice)
             return UNVERIFIED
     return 0

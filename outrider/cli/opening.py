@@ -17,7 +17,7 @@ class CommandError(RuntimeError):
 
 def open_server(options: WritingOptions, bundle: Bundle) -> AbstractContextManager[str | LinkMaker | None]:
     """What --server or --local names; entered, it answers. Raises CommandError."""
-    if not options.local:
+    if not options.in_process:
         return nullcontext(options.server)
     try:
         from cloud.telemetry.progress import Bar
@@ -26,7 +26,9 @@ def open_server(options: WritingOptions, bundle: Bundle) -> AbstractContextManag
         from outrider_core.targets.source import TargetError
     except ImportError as error:
         missing = error.name or error
-        raise CommandError(f"--local needs {missing}, which is not here; run: pip install 'outrider[local]'") from None
+        raise CommandError(
+            f"the full model in this process needs {missing}; run: pip install 'outrider[local]', or name a --server"
+        ) from None
     log_errors_only()
     try:
         dtype, threads = options.dtype or "auto", options.threads

@@ -36,9 +36,14 @@ def _flag(default: T, *flag: Any, **more: Any) -> T:
 class DeviceOptions:
     """What every command of the device needs."""
 
-    bundle: Path = _flag(Path("build/bundle"), "folder that export wrote", read=Path)  # noqa: RUF009 - immutable
+    bundle: Path | None = _flag(  # noqa: RUF009 - a Path is immutable
+        None, "folder that export wrote; default: one of the default model, made once and kept in the cache", read=Path
+    )
     server: str | None = _flag(
-        None, "host:port, ws://... or wss://... of a verifier; without one the device writes alone", exclusive=True
+        None,
+        "host:port, ws://... or wss://... of a verifier; without one the full model runs in this process, and with "
+        "--bundle the device writes alone",
+        exclusive=True,
     )
     token: str | None = _flag(
         None, "for a verifier that asks for one; others on this machine do not see the variable", env="OUTRIDER_TOKEN"
@@ -61,7 +66,8 @@ class WritingOptions(DeviceOptions):
 
     local: bool = _flag(
         False,
-        "run the full model in this process too: no network; needs outrider[local] and takes the model's memory",
+        "run the full model in this process too: no network; needs outrider[local] and takes the model's memory; "
+        "default where neither --bundle nor --server is given",
         exclusive=True,
     )
     model: str | None = _flag(
@@ -98,6 +104,12 @@ class WritingOptions(DeviceOptions):
         "can write at once, and drafts where that is faster; off: the drafter alone writes",
         choices=("cold", "warm", "off"),
     )
+
+    @property
+    def in_process(self) -> bool:
+        """Whether the full model runs in this process: for --local, and where nothing says where it is."""
+        nothing = self.bundle is None and self.server is None and self.policy != "device-only"
+        return self.local or nothing
 
     def runtime(self, lookup: bool = True) -> RuntimeOptions:
         """The options of the runtime that writes."""

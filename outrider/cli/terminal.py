@@ -178,11 +178,11 @@ async def show_answer(
     stopped: asyncio.Event,
     *,
     local: bool = False,
-    each: Callable[[], None] = lambda: None,
+    each: Callable[[Event], None] = lambda event: None,
 ) -> Finished | None:
     """Show one answer; returns its last event, or None where `stopped` was set, by Ctrl-C or `reach`.
 
-    each: called at each event.
+    each: called with each event.
     """
     finished = None
     watch = asyncio.create_task(reach.watch(stopped))
@@ -190,7 +190,7 @@ async def show_answer(
         async with _canvas(runtime, output.answer, local) as show:
             async for event in _until(stopped, events):
                 show(event)
-                each()
+                each(event)
                 if isinstance(event, Finished):
                     finished = event
     finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -288,3 +289,10 @@ def test_clear_text_to_another_machine_is_told(
     status = main(["generate", "--bundle", bundle, "--threads", "1", "--server", server, "--give-up", "0.5", "w5"])
     assert status == 3
     assert ("is asked in clear text" in capsys.readouterr().err) == told
+
+
+def test_an_answer_that_was_given_up_is_json_too(folders: Folders, capsys: pytest.CaptureFixture[str]) -> None:
+    bundle = str(folders[2])
+    waits = ["--server", "127.0.0.1:1", "--give-up", "0.5", "--policy", "cloud-only"]
+    assert main(["generate", "--bundle", bundle, "--threads", "1", *waits, "--json", "w5"]) == 3
+    assert json.loads(capsys.readouterr().out) == {"text": "", "verified_text": "", "reason": "unreachable"}
