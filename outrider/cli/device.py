@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, fields
 from io import TextIOWrapper
+from pathlib import Path
 
 from rich.console import Console
 
@@ -21,7 +22,6 @@ from edge_runtime.link.websocket import EngineFailed, LinkRefused, in_clear_text
 from edge_runtime.runtime import EdgeRuntime
 from outrider.cli.arguments import parse
 from outrider.cli.chat import chat
-from outrider.cli.default_bundle import default_bundle
 from outrider.cli.generate import generate
 from outrider.cli.opening import CommandError, open_server
 from outrider.cli.options import ChatOptions, DoctorOptions, GenerateOptions, Options, ServeOptions, WritingOptions
@@ -76,7 +76,7 @@ def run(options: Options) -> int:
 
 
 def _run(options: WritingOptions, bound: list[socket.socket]) -> int:
-    bundle = open_bundle(options.bundle or default_bundle(Console(stderr=True)))
+    bundle = open_bundle(options.bundle or _default_bundle())
     address = options.server
     if address and options.policy != "device-only" and in_clear_text(address):
         print(f"note: {address} is asked in clear text: others on the way can read along; use wss://", file=sys.stderr)
@@ -90,6 +90,13 @@ def _run(options: WritingOptions, bound: list[socket.socket]) -> int:
                 return asyncio.run(serve(options, bundle, server, bound))
             case _:
                 raise AssertionError(options)
+
+
+def _default_bundle() -> Path:
+    """Raises CommandError."""
+    from outrider.cli.default_bundle import default_bundle
+
+    return default_bundle(Console(stderr=True))
 
 
 def _listen(options: ServeOptions) -> list[socket.socket]:
@@ -131,7 +138,7 @@ def doctor(options: DoctorOptions) -> int:
     console = Console(stderr=options.json)
     findings = asyncio.run(
         examine(
-            options.bundle or default_bundle(Console(stderr=True)),
+            options.bundle or _default_bundle(),
             options.server,
             token=options.token,
             ca_file=options.ca_file,

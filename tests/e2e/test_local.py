@@ -367,7 +367,7 @@ def test_command_finds_target_and_drafter_by_the_bundle(folders: Folders) -> Non
             ["--local"],
             "sys.modules['onnx'] = sys.modules['filelock'] = sys.modules['structlog'] = None",
             1,
-            "needs structlog, which is not here; run: pip install 'outrider[local]'",
+            "needs structlog; run: pip install 'outrider[local]'",
         ),
         (["--local", "--dtype", "float32"], "sys.modules['torch'] = None", 1, "run: pip install 'outrider[torch]'"),
         (["--local", "--model", "/nowhere"], "", 1, "/nowhere: no such folder"),
