@@ -11,9 +11,10 @@ from outrider import __version__
 from outrider.cli.opening import CommandError
 from outrider_core.cache import cache_dir, sha256_of, why_inaccessible
 from outrider_core.drafting.bundle import FORMAT_VERSION, MANIFEST, BundleError
-from outrider_core.models.drafter_arrays import WEIGHTS_FILE
+from outrider_core.models.drafter_arrays import CONFIG_FILE, WEIGHTS_FILE
 from outrider_core.models.folders import default_drafter
 from outrider_core.models.moa_config import DrafterError
+from outrider_core.targets.bundle import TargetBundleError
 from outrider_core.targets.source import DEFAULT_TARGET, TargetError, TargetSource
 
 FOLDER = "bundles"
@@ -28,7 +29,7 @@ def default_bundle(console: Console) -> Path:
         if not (folder / MANIFEST).is_file():
             _make(source, folder, console)
         return folder
-    except (TargetError, DrafterError, BundleError) as error:
+    except (TargetError, TargetBundleError, DrafterError, BundleError) as error:
         raise CommandError(str(error)) from None
     except OSError as error:
         raise CommandError(why_inaccessible(error)) from None
@@ -36,31 +37,25 @@ def default_bundle(console: Console) -> Path:
 
 def _place(source: TargetSource) -> Path:
     """Another release, target or drafter has another folder."""
-    parts = [__version__, str(FORMAT_VERSION), source.identity, *sha256_of([default_drafter() / WEIGHTS_FILE])]
+    drafter = sha256_of([default_drafter() / name for name in (CONFIG_FILE, WEIGHTS_FILE)])
+    parts = [__version__, str(FORMAT_VERSION), source.identity, *drafter]
     return cache_dir() / FOLDER / f"{source.name}-{hashlib.sha256(' '.join(parts).encode()).hexdigest()[:16]}"
 
 
 def _make(source: TargetSource, folder: Path, console: Console) -> None:
     try:
-        from filelock import FileLock, Timeout
-
         from cloud.telemetry.progress import Bar
         from export.bundle.bundle import write_bundle
         from export.bundle.bundle_options import BundleOptions
         from outrider_core.targets.cached import cached_target
+        from outrider_core.targets.convert import alone
     except ImportError as error:
         raise CommandError(
             f"making the default bundle needs {error.name or error}; run: pip install 'outrider[local]', or name "
             "another bundle with --bundle"
         ) from None
     folder.parent.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(folder.with_name(folder.name + ".lock"))
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        console.print(WAITING)
-        lock.acquire()
-    try:
+    with alone(folder.with_name(f".{folder.name}.lock"), lambda: console.print(WAITING)):
         if (folder / MANIFEST).is_file():  # by the other process
             return
         with Bar(console) as bar:
@@ -68,5 +63,3 @@ def _make(source: TargetSource, folder: Path, console: Console) -> None:
         console.print(f"making the default bundle in {folder}, once", soft_wrap=True)
         options = BundleOptions(target=source, output_dir=folder, understudy=source, compare=False)
         write_bundle(options, Console(quiet=True))
-    finally:
-        lock.release()

@@ -19,7 +19,7 @@ from outrider.cli.terminal import Output, show_answer, summary
 from outrider_core.drafting.bundle import Bundle
 from outrider_core.protocol.ending import COMPLETE, FinishReason
 
-#: exit status where a server was given and verified nothing, or was waited for in vain; and where it refused the answer
+#: exit status where a server was given and did not verify all of the answer; and where it refused the answer
 UNVERIFIED, REFUSED = 3, 4
 OFFLINE = "offline: all text below was written on this device and is unverified"
 

@@ -64,7 +64,7 @@ def make_target_bundle(
     aside = folder.with_name(f".{folder.name}.{source.identity}.partial")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with _alone(folder.with_name(f".{folder.name}.lock"), waiting):
+        with alone(folder.with_name(f".{folder.name}.lock"), waiting):
             if not (folder / MANIFEST_FILE).is_file():
                 aside.mkdir(exist_ok=True)
                 lowering = _Lowering(source, max_positions, bits)
@@ -90,7 +90,7 @@ def make_target_bundle(
 
 
 @contextmanager
-def _alone(path: Path, waiting: Callable[[], None]) -> Iterator[None]:
+def alone(path: Path, waiting: Callable[[], None]) -> Iterator[None]:
     """Hold a lock; `waiting` is called once where another process has it."""
     lock = FileLock(path)
     try:

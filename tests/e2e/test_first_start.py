@@ -47,11 +47,13 @@ def test_the_first_start_makes_what_the_second_one_finds(tmp_path: Path) -> None
     assert again.returncode == 0 and out == text and MADE not in err and data.stat().st_mtime_ns == made
 
 
+@pytest.mark.parametrize("place", [".", "bundles", "target-bundles"])
 def test_a_cache_that_cannot_be_written_is_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cache = tmp_path / "cache"
-    cache.write_text("a file")
+    (cache / place).parent.mkdir(exist_ok=True)
+    (cache / place).write_text("a file")
     monkeypatch.setenv("OUTRIDER_CACHE", str(cache))
     assert main(ASK) == 1
     [line] = capsys.readouterr().err.splitlines()
