@@ -17,6 +17,11 @@ from typing import Any
 
 from outrider_core import durable
 
+try:
+    import fcntl
+except ImportError:  # Windows, where a file that is open cannot be removed anyway
+    fcntl = None  # type: ignore[assignment]
+
 #: files of at least so many bytes are remembered; smaller ones are read each time
 REMEMBERED_BYTES = 16 << 20
 #: a file written less than this before it is read is not remembered: another write could leave it the same time
@@ -26,6 +31,8 @@ SLOW_SECONDS = 3.0
 CHUNK_BYTES = 4 << 20
 
 _log = logging.getLogger(__name__)
+#: folders that this process keeps others from removing -> what holds them
+_held: dict[Path, int] = {}
 
 
 def cache_dir() -> Path:
@@ -68,6 +75,31 @@ def why_inaccessible(error: OSError) -> str:
         return str(error)
     remedy = "free some space there" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "give this user access to it"
     return f"{error.filename}: {error.strerror}; {remedy}, or name another folder for the cache with OUTRIDER_CACHE"
+
+
+def hold(folder: Path) -> None:
+    """Keep `try_lock` of other processes out of `folder` until this one ends. File systems without locks do nothing."""
+    with suppress(OSError):
+        if fcntl and folder not in _held:
+            _held[folder] = os.open(folder, os.O_RDONLY)
+            fcntl.flock(_held[folder], fcntl.LOCK_SH)
+
+
+def try_lock(path: Path) -> int | None:
+    """Lock a file or folder that nobody holds and return its descriptor; None if another process holds it.
+
+    Raises OSError where there is no such path.
+    """
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        if fcntl:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(handle)
+        return None
+    except OSError:  # a file system without locks
+        pass
+    return handle
 
 
 def sha256_of(paths: Sequence[Path]) -> list[str]:

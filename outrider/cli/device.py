@@ -12,7 +12,6 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, fields
 from io import TextIOWrapper
-from pathlib import Path
 
 from rich.console import Console
 
@@ -76,7 +75,7 @@ def run(options: Options) -> int:
 
 
 def _run(options: WritingOptions, bound: list[socket.socket]) -> int:
-    bundle = open_bundle(options.bundle or _default_bundle())
+    bundle = open_bundle(options.bundle) if options.bundle else _default_bundle()
     address = options.server
     if address and options.policy != "device-only" and in_clear_text(address):
         print(f"note: {address} is asked in clear text: others on the way can read along; use wss://", file=sys.stderr)
@@ -92,11 +91,11 @@ def _run(options: WritingOptions, bound: list[socket.socket]) -> int:
                 raise AssertionError(options)
 
 
-def _default_bundle() -> Path:
+def _default_bundle() -> Bundle:
     """Raises CommandError."""
-    from outrider.cli.default_bundle import default_bundle
+    from outrider.cli.default_bundle import open_default_bundle
 
-    return default_bundle(Console(stderr=True))
+    return open_default_bundle(Console(stderr=True))
 
 
 def _listen(options: ServeOptions) -> list[socket.socket]:
@@ -138,7 +137,7 @@ def doctor(options: DoctorOptions) -> int:
     console = Console(stderr=options.json)
     findings = asyncio.run(
         examine(
-            options.bundle or _default_bundle(),
+            options.bundle,
             options.server,
             token=options.token,
             ca_file=options.ca_file,

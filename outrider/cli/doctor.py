@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
@@ -36,11 +36,17 @@ from edge_runtime.link.websocket import (
 from edge_runtime.options import RuntimeOptions
 from edge_runtime.runtime import EdgeRuntime
 from edge_runtime.speed.pace import Pace
+from outrider.cli.default_bundle import COPY_BYTES, REST_BYTES, find_default_bundle
+from outrider.cli.opening import CommandError
 from outrider.cli.terminal import printable
 from outrider_core.drafting.bundle import Bundle, BundleError, open_bundle
 from outrider_core.drafting.drafter import TreeShape
+from outrider_core.models.drafter_arrays import read_drafter
+from outrider_core.models.folders import default_drafter
+from outrider_core.models.moa_config import DrafterError
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.wire import PROTOCOL_VERSION, Hello
+from outrider_core.targets.source import DEFAULT_TARGET, TargetError, TargetSource
 
 Level = Literal["good", "warning", "bad"]
 #: seconds that each look may take
@@ -64,15 +70,35 @@ class Finding:
     figures: dict[str, Any] = field(default_factory=dict)
 
 
+class Pair(NamedTuple):
+    """What a verifier is asked for: the hashes of target and drafter. max_context: of the bundle, in tokens."""
+
+    target_hash: str
+    drafter_hash: str
+    max_context: int
+
+    @classmethod
+    def default(cls) -> Pair | None:
+        """The default target and drafter, or None if the target is not installed."""
+        try:
+            config, _, drafter_hash = read_drafter(default_drafter())
+            return cls(TargetSource.resolve(DEFAULT_TARGET).identity, drafter_hash, config.max_context)
+        except (DrafterError, TargetError, OSError):
+            return None
+
+
 def good(name: str, text: str, **figures: Any) -> Finding:
     return Finding(name, "good", text, "", figures)
 
 
-def look_at_bundle(folder: Path) -> tuple[Finding, Bundle | None]:
+def look_at_bundle(
+    folder: Path,
+    advice: str = "make one with `outrider export bundle --output-dir ...`, or copy the whole folder again",
+) -> tuple[Finding, Bundle | None]:
+    """advice: what to do about a bundle that does not open."""
     try:
         bundle = open_bundle(folder)
     except BundleError as error:
-        advice = "make one with `outrider export bundle --output-dir ...`, or copy the whole folder again"
         return Finding("bundle", "bad", str(error), advice), None
     manifest = bundle.manifest
     size = sum(entry.bytes for entry in manifest.files.values())
@@ -89,6 +115,18 @@ def look_at_bundle(folder: Path) -> tuple[Finding, Bundle | None]:
         versions=manifest.versions,
     )
     return found, bundle
+
+
+def look_for_default_bundle() -> tuple[Finding, Bundle | None]:
+    """Look at the default bundle if it has been made; nothing is made here."""
+    try:
+        folder = find_default_bundle()
+    except CommandError as error:
+        return Finding("bundle", "bad", str(error), "or name a bundle with --bundle"), None
+    if folder is None:
+        advice = f"outrider chat makes it: {(COPY_BYTES + REST_BYTES) / 1e6:.0f} MB; or name one with --bundle"
+        return Finding("bundle", "warning", "there is no default bundle yet", advice), None
+    return look_at_bundle(folder, f"outrider models rm {folder.name}; the next outrider chat makes it again")
 
 
 def _files(folder: Path) -> list[Path]:
@@ -173,12 +211,11 @@ async def look_at_address(server: str, ca_file: Path | None) -> Finding:
 
 
 async def look_at_verifier(
-    bundle: Bundle, server: str, token: str | None, ca_file: Path | None, step: float
+    pair: Pair, server: str, token: str | None, ca_file: Path | None, step: float
 ) -> list[Finding]:
     """The handshake, round trips, and which mode they speak for."""
-    manifest = bundle.manifest
     events: asyncio.Queue[LinkEvent] = asyncio.Queue()
-    hello = Hello(PROTOCOL_VERSION, manifest.target_hash, manifest.drafter_hash, "outrider-doctor")
+    hello = Hello(PROTOCOL_VERSION, pair.target_hash, pair.drafter_hash, "outrider-doctor")
     try:
         link = Link(server, hello, events.put_nowait, token, ca_file)
     except LinkRefused as error:
@@ -210,8 +247,8 @@ async def look_at_verifier(
     if others:
         advice = "the operator should serve one target in one arithmetic there; an answer that moves waits for its own"
         found.append(Finding("replicas", "warning", f"verifiers that differ answer at this address: {others}", advice))
-    if welcome.max_context < manifest.max_context:
-        text = f"the verifier holds {welcome.max_context} tokens, the bundle {manifest.max_context}"
+    if welcome.max_context < pair.max_context:
+        text = f"the verifier holds {welcome.max_context} tokens, the bundle {pair.max_context}"
         found.append(Finding("context", "warning", text, "longer conversations end at the smaller one"))
     return found
 
@@ -316,7 +353,7 @@ def look_at_versions() -> Finding:
 
 
 async def examine(
-    folder: Path,
+    folder: Path | None,
     server: str | None,
     *,
     token: str | None = None,
@@ -325,7 +362,10 @@ async def examine(
     threads: int = 0,
     tell: Callable[[Finding], None] = lambda finding: None,
 ) -> list[Finding]:
-    """Every look that still makes sense after those before it; `tell` hears of each as it is done."""
+    """Every look that still makes sense after those before it; `tell` hears of each as it is done.
+
+    folder: of a bundle; None: the default one, if it has been made.
+    """
     findings: list[Finding] = []
 
     def found(*news: Finding) -> bool:
@@ -335,12 +375,15 @@ async def examine(
         return all(finding.level != "bad" for finding in news)
 
     found(look_at_versions())
-    finding, bundle = look_at_bundle(folder)
+    finding, bundle = look_at_bundle(folder) if folder else look_for_default_bundle()
     found(finding)
     step = 0.0
     if bundle:
         finding, step = await asyncio.to_thread(look_at_engine, bundle, engine, threads)
         found(finding)
+    if server is None and folder is None:
+        found(good("server", "no --server given: the full model runs in the same process"))
+        return findings
     if server is None:
         found(Finding("server", "warning", "no --server given", "without one everything is written alone, unverified"))
         return findings
@@ -351,8 +394,10 @@ async def examine(
     for look in looks:
         if not found(await look()):
             return findings
-    if bundle:
-        found(*await look_at_verifier(bundle, server, token, ca_file, step))
+    made = bundle.manifest if bundle else None
+    pair = Pair(made.target_hash, made.drafter_hash, made.max_context) if made else None if folder else Pair.default()
+    if pair:
+        found(*await look_at_verifier(pair, server, token, ca_file, step))
     return findings
 
 

@@ -158,3 +158,16 @@ def test_what_a_verifier_says_is_printed_as_it_is(capsys: pytest.CaptureFixture[
     show([Finding("replicas", "warning", said, said)], Console())
     printed = capsys.readouterr().out
     assert printed.count("onnx[/] [red]8[/red]") == 2 and "\x1b" not in printed
+
+
+def test_without_a_bundle_none_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folders: Folders) -> None:
+    """The verifier is looked at all the same: the default pair's hashes are known."""
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path))
+    with serve(make_verifier(folders)) as address:
+        found = {finding.name: finding for finding in asyncio.run(examine(None, address))}
+    assert found["bundle"].level == "warning" and "outrider chat makes it: 235 MB" in found["bundle"].advice
+    assert found["address"].level == found["clock"].level == "good"
+    assert found["verifier"].level == "bad" and "target" in found["verifier"].text  # the tiny one's is another
+    assert [path.name for path in tmp_path.iterdir()] in ([], ["hashes.json"])
+    alone = asyncio.run(examine(None, None))
+    assert [finding.level for finding in alone] == ["good", "warning", "good"]
