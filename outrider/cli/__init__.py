@@ -19,10 +19,18 @@ COMMANDS = {
     "serve": "give other programs an OpenAI-style endpoint on this device",
     "verifier": "run the full model for devices (the cloud side)",
     "export": "train a drafter, write the bundle an app ships, check and measure it",
+    "models": "list the models on this machine, and free what they take",
     "doctor": "check bundle, engine, server, round trip, clock and versions, and say what to do",
 }
 #: what other tools call them
-HABITS = {"run": "chat", "complete": "generate", "server": "verifier", "check": "doctor"}
+HABITS = {
+    "run": "chat",
+    "complete": "generate",
+    "server": "verifier",
+    "check": "doctor",
+    "list": "models",
+    "ls": "models",
+}
 #: commands whose help comes from another package -> an example to begin it with
 EXAMPLES = {
     "verifier": "outrider verifier --port 8765 --kv-tokens 32768",
@@ -71,6 +79,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             from export.__main__ import main as run_export
 
             return run_export(rest, "outrider export")
+        if command == "models":
+            from outrider.cli.models import main as run_models
+
+            return run_models(rest)
         from outrider.cli.device import main as run_device
 
         return run_device([command, *rest])

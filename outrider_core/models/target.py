@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from outrider_core import durable
+from outrider_core.cache import hold
 from outrider_core.targets.identity import model_identity, write_source
 from outrider_core.targets.source import ALIASES, TargetError, TargetSource, eos_ids_of, holds_conversion
 
@@ -65,6 +66,7 @@ def model_folder(source: TargetSource) -> Path:
             _convert_aside(source, folder)
     except Exception as error:
         raise TargetError(f"{source.name}: converting {source.path.name} failed: {error}") from error
+    hold(folder)
     return folder
 
 

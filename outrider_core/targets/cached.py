@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from outrider_core.cache import hold
 from outrider_core.targets.bundle import (
     EXPORT_AGAIN,
     MADE_AGAIN,
@@ -25,14 +26,19 @@ def cached_target(
 ) -> TargetBundle:
     """Open a target's bundle from the cache, or make it now; a prepared one is opened, whatever its bits.
 
+    While this process runs, `outrider models rm` leaves it alone.
+
     done, waiting, bits: see `make_target_bundle`. Raises TargetBundleError and TargetError.
     """
     folder = source.path if source.prepared else source.bundle_folder(bits)
     if source.prepared or (folder / MANIFEST_FILE).is_file():
+        hold(folder)
         return open_target_bundle(folder, EXPORT_AGAIN if source.prepared else MADE_AGAIN)
     from outrider_core.targets.convert import make_target_bundle  # takes memory, so only where it is needed
 
-    return make_target_bundle(source, folder, done=done, waiting=waiting, bits=bits)
+    made = make_target_bundle(source, folder, done=done, waiting=waiting, bits=bits)
+    hold(folder)
+    return made
 
 
 def runnable_target(

@@ -1,0 +1,205 @@
+"""`outrider models`: what lies on this machine, its size and hash, and what removing it frees."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import shutil
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from outrider.cli.arguments import Parser
+from outrider.cli.default_bundle import FOLDER
+from outrider.cli.opening import CommandError
+from outrider_core.cache import cache_dir, try_lock, why_inaccessible
+from outrider_core.models.drafter_arrays import read_drafter
+from outrider_core.models.folders import drafters_folder
+from outrider_core.models.moa_config import DrafterError
+from outrider_core.targets.identity import converted_from
+from outrider_core.targets.source import ALIASES, TargetError, TargetSource
+
+EXAMPLES = ("rm smollm2-135m-instruct", "rm b179c952 --yes", "--json")
+#: folders of the cache -> what a folder in there is called: model, hash, format version, bits
+CACHED = {
+    "targets": re.compile(r"(?P<name>.+)"),
+    "target-bundles": re.compile(r"(?P<name>.+)-(?P<hash>[0-9a-f]{16})-v\d+(-(?P<bits>\d+)bit)?"),
+    FOLDER: re.compile(r"(?P<name>.+)-(?P<hash>[0-9a-f]{16})"),
+}
+#: what makes one of these writes into a folder beside it, which begins with a dot
+UNFINISHED = re.compile(r"\.(?P<name>.+?)(\.[0-9a-f]{16})?\.(partial|old|removed)|\.(?P<float>.+)-[0-9a-f]{8}")
+
+
+@dataclass(frozen=True)
+class Model:
+    """Files of one model. path: a file or a folder. lock: what their maker locks, None outside the cache."""
+
+    kind: str
+    name: str
+    hash: str
+    path: Path
+    lock: Path | None = None
+
+    def files(self) -> list[os.stat_result]:
+        """Stat results of its files, without those that vanish meanwhile."""
+        paths = [os.path.join(folder, name) for folder, _, names in os.walk(self.path) for name in names]
+        found = list[os.stat_result]()
+        for path in paths or [str(self.path)]:
+            with suppress(FileNotFoundError):
+                found.append(os.lstat(path))
+        return found
+
+    @property
+    def bytes(self) -> int:
+        """Size of its files together."""
+        return sum(each.st_size for each in self.files())
+
+    def named(self, word: str) -> bool:
+        """Whether a user may mean it by `word`: its model's name, its folder's, or the beginning of its hash."""
+        return word in (self.name, self.path.name) or (len(word) >= 4 and self.hash.startswith(word))
+
+
+def frees(models: Iterable[Model]) -> int:
+    """Bytes that removing all of `models` frees: those of files that have no further hard link elsewhere."""
+    links, inodes = Counter[tuple[int, int]](), dict[tuple[int, int], os.stat_result]()
+    for model in models:
+        for each in model.files():
+            links[each.st_dev, each.st_ino] += 1
+            inodes[each.st_dev, each.st_ino] = each
+    return sum(found.st_size for key, found in inodes.items() if found.st_nlink <= links[key])
+
+
+def installed() -> Iterator[Model]:
+    """Weights that came with packages, and drafters, which are removed otherwise."""
+    for alias in ALIASES:
+        with suppress(TargetError):
+            source = TargetSource.resolve(alias)
+            if source.path.is_file():
+                yield Model("target", alias, source.identity, source.path)
+    places = dict.fromkeys([Path("drafters").resolve(), drafters_folder().resolve()])
+    for folder in (folder for place in places if place.is_dir() for folder in sorted(place.iterdir())):
+        with suppress(DrafterError):
+            yield Model("drafter", folder.name, read_drafter(folder)[2], folder)
+
+
+def cached() -> Iterator[Model]:
+    """What commands have made in the cache. Links to elsewhere are left alone."""
+    cache = cache_dir()
+    for place, pattern in CACHED.items():
+        folder = cache / place
+        for path in sorted(folder.iterdir()) if folder.is_dir() and not folder.is_symlink() else ():
+            if path.is_symlink() or not path.is_dir():
+                continue
+            if unfinished := UNFINISHED.fullmatch(path.name):
+                made = unfinished["name"] or unfinished["float"]
+                kind, found = "unfinished", pattern.fullmatch(made)
+            else:
+                made, found = path.name, pattern.fullmatch(path.name)
+                kind = {"targets": "float copy", FOLDER: "bundle"}.get(place, "8-bit copy")
+            if not found:
+                continue
+            known = found.groupdict()
+            if known.get("bits") and kind == "8-bit copy":
+                kind = f"{known['bits']}-bit copy"
+            digest = known.get("hash") or converted_from(path) or ""
+            yield Model(kind, known["name"], digest, path, folder / f".{made}.lock")
+
+
+def show(models: Sequence[Model], *, as_json: bool) -> None:
+    """Print a line for each, and what removing everything in the cache frees."""
+    freed = [frees([model]) if model.lock else None for model in models]
+    total = frees(model for model in models if model.lock)
+    if as_json:
+        entries = [
+            {"kind": m.kind, "name": m.name, "hash": m.hash, "bytes": m.bytes, "frees": size or 0, "path": str(m.path)}
+            for m, size in zip(models, freed, strict=True)
+        ]
+        print(json.dumps({"models": entries, "cache": str(cache_dir()), "frees": total}))
+        return
+    rows = [("NAME", "KIND", "HASH", "SIZE", "FREES", "WHERE")]
+    for m, size in zip(models, freed, strict=True):
+        removed = "-" if size is None else _megabytes(size)
+        rows.append((m.name, m.kind, m.hash, _megabytes(m.bytes), removed, str(m.path)))
+    name, kind, digest, taken, gain, _ = (max(map(len, column)) for column in zip(*rows, strict=True))
+    for row in rows:
+        print(f"{row[0]:<{name}}  {row[1]:<{kind}}  {row[2]:<{digest}}  {row[3]:>{taken}}  {row[4]:>{gain}}  {row[5]}")
+    print(f"removing all that has a figure under FREES frees {_megabytes(total)}: outrider models rm NAME or HASH")
+
+
+def _megabytes(size: int) -> str:
+    return f"{size / 1e6:.1f} MB"
+
+
+def remove(words: Sequence[str], *, ask: bool) -> None:
+    """Remove from the cache what `words` name. Raises CommandError, and leaves what another process uses."""
+    models = list(cached())
+    chosen = dict[Path, Model]()
+    for word in words:
+        if not (found := [model for model in models if model.named(word)]):
+            elsewhere = next((model for model in installed() if model.named(word)), None)
+            raise CommandError(
+                f"{elsewhere.path} is not in the cache; it is removed as it was installed"
+                if elsewhere
+                else f"there is no {word!r} in {cache_dir()}; `outrider models` shows what there is"
+            )
+        chosen |= {model.path: model for model in found}
+    for model in chosen.values():
+        print(f"{model.kind} {model.path}: {_megabytes(model.bytes)}")
+    size = _megabytes(frees(chosen.values()))
+    if ask:
+        if not (sys.stdin and sys.stdin.isatty()):
+            raise CommandError("there is nobody to ask; add --yes to remove this")
+        if input(f"remove this and free {size}? [y/N] ").strip().lower() not in ("y", "yes"):
+            raise CommandError("nothing was removed")
+    with ExitStack() as locks:
+        _lock(chosen.values(), locks)
+        for path in chosen:
+            aside = path.with_name(f".{path.name.lstrip('.')}.{secrets.token_hex(8)}.removed")
+            path.rename(aside)  # in one step: what is half removed has no name that anything opens
+            shutil.rmtree(aside)
+    print(f"freed {size}")
+
+
+def _lock(models: Iterable[Model], locks: ExitStack) -> None:
+    """Keep makers and users away while `locks` is open. Raises CommandError if there are any."""
+    paths = {path: model for model in models for path in (model.lock, model.path) if path}
+    for path, model in paths.items():
+        if path == model.lock:
+            path.touch()
+        handle = try_lock(path)
+        if handle is None:
+            raise CommandError(f"another process uses {model.path}; end it first. Nothing was removed")
+        locks.callback(os.close, handle)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the command; returns the exit status."""
+    parser = Parser(
+        EXAMPLES, prog="outrider models", description="List models on this machine, and remove what commands have made."
+    )
+    parser.add_argument("action", nargs="?", choices=["rm"], help="remove from the cache; without it all are listed")
+    parser.add_argument(
+        "which", nargs="*", metavar="NAME|HASH", help="a model's name, a folder's, or a hash's beginning"
+    )
+    parser.add_argument("--json", action="store_true", help="print the list as JSON")
+    parser.add_argument("--yes", action="store_true", help="remove without asking")
+    options = parser.parse_args(argv)
+    if bool(options.action) != bool(options.which):
+        parser.error("rm takes names or hashes")
+    try:
+        if options.action:
+            remove(options.which, ask=not options.yes)
+        else:
+            show([*installed(), *cached()], as_json=options.json)
+    except OSError as error:
+        print(f"error: {why_inaccessible(error)}", file=sys.stderr)
+        return 1
+    except CommandError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
