@@ -2,93 +2,261 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack
+from dataclasses import replace
 
 from edge_runtime.context import ConversationTooLong
-from edge_runtime.events import Event
+from edge_runtime.events import Event, Finished
 from edge_runtime.link.transport import LinkMaker
 from edge_runtime.runtime import EdgeRuntime
+from edge_runtime.session.policy import WhoWrites
 from outrider.cli.journal import Journal
 from outrider.cli.options import ChatOptions
-from outrider.cli.prompt import Interrupted, LineReader, interrupts
+from outrider.cli.prompt import Interrupted, Keyboard
 from outrider.cli.reach import Reach
 from outrider.cli.terminal import Output, show_answer, summary
+from outrider_core.cache import expanded
 from outrider_core.drafting.bundle import Bundle
 
-WELCOME = "Ctrl-C stops an answer, Ctrl-D or an empty line ends the chat."
-AGAIN = "Ctrl-C once more, Ctrl-D or an empty line ends the chat."
+WELCOME = "/help shows the commands. Ctrl-C stops an answer, Ctrl-D ends the chat."
+AGAIN = "Ctrl-C once more or Ctrl-D ends the chat."
+PROMPT, MORE = "you> ", "...> "
+#: begins and ends a message of several lines
+QUOTES = '"""'
+#: command -> what it does
+COMMANDS = {
+    "/system TEXT": 'instruct the model; without TEXT show the instruction, "" removes it',
+    "/clear": "forget the conversation, but not the instruction",
+    "/save FILE": "write the conversation, for outrider chat --journal FILE",
+    "/stats": "tokens, speed and context so far",
+    "/model": "model, bundle and verifier in use",
+    "/offline on|off": "write on this device alone, unverified, or with the verifier again",
+    "/help": "this list",
+    "/bye": "end the chat, as Ctrl-D does",
+    QUOTES: "begins and ends a message of several lines; so does \\ at the end of a line",
+}
+#: other tools' words for the same
+HABITS = {"?": "help", "exit": "bye", "quit": "bye"}
 
 
-async def chat(options: ChatOptions, bundle: Bundle, server: str | LinkMaker | None) -> int:
-    """Talk until the user ends it; returns the exit status."""
-    output = Output.standard()
-    journal = Journal(options.journal, output.tell)
-    async with AsyncExitStack() as stack:
-        stack.enter_context(journal.alone())
-        messages, unfinished = journal.load()
-        stopped = stack.enter_context(interrupts())
-        runtime = await stack.enter_async_context(EdgeRuntime(bundle, server, options.runtime()))
-        watched = server if isinstance(server, str) and options.policy != "device-only" else None
-        reach = Reach(runtime, watched, output.tell)
-        lines, forgotten = LineReader(stopped), 0
-        output.note(WELCOME)
-        for message in messages:
-            output.notices.print(f"[dim]{message['role']}>[/] ", end="")
-            output.notices.print(message["content"], markup=False, highlight=False, soft_wrap=True)
-        while True:
+class Chat:
+    """A conversation in this terminal. server: as of `EdgeRuntime`; keyboard: where lines come from."""
+
+    def __init__(
+        self, options: ChatOptions, bundle: Bundle, server: str | LinkMaker | None, keyboard: Keyboard
+    ) -> None:
+        self._options, self._bundle, self._server, self._keyboard = options, bundle, server, keyboard
+        self._output = Output.standard()
+        self._journal = Journal(options.journal, self._output.tell)
+        self._stack = AsyncExitStack()
+        self._messages: list[dict[str, str]] = []
+        self._answers: list[Finished] = []
+        self._context = 0  # tokens of the last prompt with its answer
+        self._dropped = 0  # messages that the context no longer holds
+        self._alone: EdgeRuntime | None = None  # for /offline
+
+    async def run(self) -> int:
+        """Talk until the user ends it; returns the exit status."""
+        async with self._stack:
+            self._stack.enter_context(self._journal.alone())
+            self._messages, unfinished = self._journal.load()
+            runtime = EdgeRuntime(self._bundle, self._server, self._options.runtime())
+            self._linked = await self._stack.enter_async_context(runtime)
+            self._use(self._linked)
+            self._output.note(WELCOME)
+            for message in self._messages:
+                self._output.notices.print(f"[dim]{message['role']}>[/] ", end="")
+                self._output.notices.print(message["content"], markup=False, highlight=False, soft_wrap=True)
             if unfinished:
-                output.note("going on with the answer that was cut off")
-                events = runtime.resume(unfinished)
-            else:
-                question = await _question(lines, output)
-                if not question.strip():
-                    return 0
-                messages.append({"role": "user", "content": question})
+                self._output.note("going on with the answer that was cut off")
                 try:
-                    fitted = runtime.fit_messages(messages, options.max_tokens)
-                except ConversationTooLong as error:
-                    messages.pop()
-                    output.tell(str(error))
-                    continue
-                if len(fitted.dropped) > forgotten:
-                    forgotten = len(fitted.dropped)
-                    output.tell(f"the context is full: the model no longer sees the first {forgotten} messages")
-                events = runtime.generate(fitted.messages, **options.answer())
-            resumed, unfinished = unfinished is not None, None
+                    await self._show(runtime.resume(unfinished))
+                except ValueError as error:
+                    self._output.tell(f"cannot go on with the answer that was cut off: {error}")
+            while typed := await self._typed():
+                command, text = typed
+                if not command:
+                    await self._ask(text)
+                elif not await self._obey(command, text.strip()):
+                    break
+        return 0
 
-            def keep(_event: Event) -> None:
-                if journal.due:
-                    journal.keep(messages, runtime.record())
+    def _use(self, runtime: EdgeRuntime) -> None:
+        """Have `runtime` answer from here on."""
+        self._runtime = runtime
+        watched = runtime is self._linked and isinstance(self._server, str) and self._has_verifier
+        self._reach = Reach(runtime, str(self._server) if watched else None, self._output.tell)
 
+    @property
+    def _has_verifier(self) -> bool:
+        return self._linked.policy.writer is not WhoWrites.DEVICE_ONLY
+
+    async def _typed(self) -> tuple[str, str] | None:
+        """Return a command and what follows it, or "" and a message; None ends the chat.
+
+        The first Ctrl-C only clears the line.
+        """
+        interrupted = False
+        self._output.notices.print()
+        while True:
             try:
-                event = await show_answer(runtime, events, output, reach, stopped, local=options.in_process, each=keep)
-            except ValueError as error:
-                if not resumed:
-                    raise
-                output.tell(f"cannot go on with the answer that was cut off: {error}")
+                text = await self._keyboard.next(PROMPT)
+                if text.lstrip().startswith(QUOTES):
+                    return "", await self._quoted(text.lstrip().removeprefix(QUOTES))
+                while text.endswith("\\"):
+                    text = text[:-1] + "\n" + await self._keyboard.next(MORE)
+            except EOFError:
+                self._output.notices.print()
+                return None
+            except Interrupted:
+                self._output.notices.print()
+                if interrupted:
+                    return None
+                interrupted = True
+                self._output.note(AGAIN)
                 continue
-            if event is None:
-                output.note("stopped")
-                messages.pop()
-            else:
-                messages.append({"role": "assistant", "content": event.verified + event.provisional})
-                output.note(summary(event))
-            await journal.finish(messages)
+            if command := re.fullmatch(r"/([a-z?]*)(?:\s+(.*))?", text.strip(), re.DOTALL):
+                return command[1] or "?", command[2] or ""
+            if text.strip():
+                return "", text
 
+    async def _quoted(self, text: str) -> str:
+        """Return `text` and the lines that follow, up to closing quotes. Raises as `Keyboard.next`."""
+        while not text.rstrip().endswith(QUOTES):
+            text += "\n" + await self._keyboard.next(MORE)
+        return text.rstrip().removesuffix(QUOTES).strip("\n")
 
-async def _question(lines: LineReader, output: Output) -> str:
-    """What the user types; "" where the chat shall end. The first Ctrl-C only clears the line."""
-    interrupted = False
-    while True:
-        output.notices.print("\nyou> ", end="")
+    async def _ask(self, question: str) -> None:
+        self._messages.append({"role": "user", "content": question})
         try:
-            return await lines.next()
-        except EOFError:
-            output.notices.print()
-            return ""
-        except Interrupted:
-            output.notices.print()
-            if interrupted:
-                return ""
-            interrupted = True
-            output.note(AGAIN)
+            fitted = self._runtime.fit_messages(self._messages, self._options.max_tokens)
+        except ConversationTooLong as error:
+            self._messages.pop()
+            self._output.tell(str(error))
+            return
+        if len(fitted.dropped) > self._dropped:
+            self._dropped = len(fitted.dropped)
+            self._output.tell(f"the context is full: the model no longer sees the first {self._dropped} messages")
+        await self._show(self._runtime.generate(fitted.messages, **self._options.answer()), len(fitted.ids))
+
+    async def _show(self, events: AsyncGenerator[Event, None], prompt: int = 0) -> None:
+        """Show an answer and keep it. prompt: its tokens. Raises ValueError if it cannot be resumed."""
+
+        def keep(_event: Event) -> None:
+            if self._journal.due:
+                self._journal.keep(self._messages, self._runtime.record())
+
+        event = await show_answer(
+            self._runtime,
+            events,
+            self._output,
+            self._reach,
+            self._keyboard.stopped,
+            local=self._options.in_process,
+            each=keep,
+        )
+        if event is None:
+            self._output.note("stopped")
+            self._messages.pop()
+        else:
+            self._messages.append({"role": "assistant", "content": event.verified + event.provisional})
+            self._answers.append(event)
+            self._context = prompt + len(event.token_ids)
+            self._output.note(f"{prompt} prompt tokens, {summary(event)}" if prompt else summary(event))
+        await self._journal.finish(self._messages)
+
+    async def _obey(self, command: str, argument: str) -> bool:
+        """Carry out a command; False ends the chat."""
+        match HABITS.get(command, command):
+            case "help":
+                self._output.note("\n".join(f"{name:<17}{text}" for name, text in COMMANDS.items()))
+            case "system":
+                await self._instruct(argument)
+            case "clear":
+                self._messages = self._messages[: self._instructions]
+                self._dropped = 0
+                self._runtime.forget()
+                await self._journal.finish(self._messages)
+            case "save":
+                self._save(argument)
+            case "stats":
+                self._output.note(self._stats())
+            case "model":
+                self._output.note(self._model())
+            case "offline":
+                await self._offline(argument)
+            case "bye":
+                return False
+            case _:
+                self._output.tell(f"there is no command /{command}; /help lists them")
+        return True
+
+    @property
+    def _instructions(self) -> int:
+        """How many messages instruct the model, at the beginning."""
+        return int(bool(self._messages) and self._messages[0]["role"] == "system")
+
+    async def _instruct(self, text: str) -> None:
+        """Set the instruction, or show it if there is no `text`."""
+        if not text:
+            shown = self._messages[0]["content"] if self._instructions else 'none; "/system TEXT" sets one'
+            self._output.note(f"instruction: {shown}")
+            return
+        wanted = text.strip('"')
+        self._messages[: self._instructions] = [{"role": "system", "content": wanted}] if wanted else []
+        await self._journal.finish(self._messages)
+
+    def _save(self, name: str) -> None:
+        if not name:
+            self._output.tell("/save needs the name of a file")
+            return
+        path = expanded(name)
+        try:
+            Journal(path, self._output.tell).begin(self._messages)
+        except ValueError as error:
+            self._output.tell(str(error))
+        else:
+            self._output.note(f"saved; outrider chat --journal {path} goes on with it")
+
+    def _stats(self) -> str:
+        stats = [answer.stats for answer in self._answers]
+        if not stats:
+            return "no answer yet"
+        tokens, seconds = sum(len(answer.token_ids) for answer in self._answers), sum(each.seconds for each in stats)
+        return (
+            f"answers: {len(stats)}, {tokens} tokens in {seconds:.1f} s\n"
+            f"context: {self._context} of {self._bundle.manifest.max_context} tokens\n"
+            f"last answer: {summary(self._answers[-1])}"
+        )
+
+    def _model(self) -> str:
+        manifest, link = self._bundle.manifest, self._linked.link
+        verifier = "none" if not link else "in this process" if self._options.in_process else str(self._server)
+        if link and link.welcome:
+            verifier += f", {link.welcome.arithmetic} arithmetic, context {link.welcome.max_context}"
+        elif link:
+            verifier += f", no connection: {self._linked.link_error or 'none yet'}"
+        return (
+            f"{manifest.target}, hash {manifest.target_hash}; drafter {manifest.drafter_hash}; "
+            f"context {manifest.max_context}\n"
+            f"bundle: {self._bundle.folder}\n"
+            f"verifier: {verifier}{'; /offline is on' if self._runtime is not self._linked else ''}"
+        )
+
+    async def _offline(self, wanted: str) -> None:
+        """Write on this device alone, or have the verifier write again."""
+        if not self._has_verifier:
+            self._output.note("there is no verifier: this device writes alone")
+        elif wanted == "on":
+            if self._alone is None:  # with the same engine; the link stays up beside it
+                options = replace(self._options.runtime(), engine=self._linked.drafter.engine)
+                self._alone = await self._stack.enter_async_context(EdgeRuntime(self._bundle, None, options))
+            self._use(self._alone)
+            self._output.note("offline: from here on this device writes alone, and its text is unverified")
+        elif wanted == "off":
+            self._use(self._linked)
+            self._output.note("online: the verifier writes again")
+        else:
+            self._output.tell(f"/offline on or /offline off; it is {'off' if self._runtime is self._linked else 'on'}")

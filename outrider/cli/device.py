@@ -20,10 +20,11 @@ from edge_runtime.link.transport import LinkMaker
 from edge_runtime.link.websocket import EngineFailed, LinkRefused, in_clear_text
 from edge_runtime.runtime import EdgeRuntime
 from outrider.cli.arguments import parse
-from outrider.cli.chat import chat
+from outrider.cli.chat import Chat
 from outrider.cli.generate import generate
 from outrider.cli.opening import CommandError, open_server
 from outrider.cli.options import ChatOptions, DoctorOptions, GenerateOptions, Options, ServeOptions, WritingOptions
+from outrider.cli.prompt import Keyboard
 from outrider_core.drafting.bundle import Bundle, BundleError, open_bundle
 from outrider_core.serving import bind, in_url, is_loopback
 
@@ -84,7 +85,7 @@ def _run(options: WritingOptions, bound: list[socket.socket]) -> int:
             case GenerateOptions():
                 return asyncio.run(generate(options, bundle, server))
             case ChatOptions():
-                return asyncio.run(chat(options, bundle, server))
+                return Keyboard().run(lambda keyboard: Chat(options, bundle, server, keyboard).run())
             case ServeOptions():
                 return asyncio.run(serve(options, bundle, server, bound))
             case _:

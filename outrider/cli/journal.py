@@ -83,13 +83,22 @@ class Journal:
             await asyncio.wait([self._writing])
         await asyncio.to_thread(self.save, list(messages), None)
 
+    def begin(self, messages: list[dict[str, str]]) -> None:
+        """Write a chat into a new file or over another journal. Raises ValueError if that fails."""
+        assert self._path
+        self.load()
+        try:
+            _replace(self._path, messages, None)
+        except OSError as error:
+            raise ValueError(f"cannot write {self._path}: {error.strerror}") from None
+
     def save(self, messages: list[dict[str, str]], record: dict[str, Any] | None) -> None:
         """Replace the file in one step. A chat is worth more than its journal: where that fails, it goes on."""
         if self._path is None:
             return
         self._written = time.monotonic()
         try:
-            _replace(self._path, json.dumps({"messages": messages, "answer": record}))
+            _replace(self._path, messages, record)
         except OSError as error:
             if not self._told:
                 self._told = True
@@ -98,13 +107,13 @@ class Journal:
             self._told = False
 
 
-def _replace(path: Path, text: str) -> None:
+def _replace(path: Path, messages: list[dict[str, str]], record: dict[str, Any] | None) -> None:
     """Write `path` anew, readable by its owner alone, in one step. Raises OSError, and leaves what stood there."""
     # a name that nobody can guess and a file that is made here: in a shared folder others may have put a link there
     handle, aside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
+            file.write(json.dumps({"messages": messages, "answer": record}))
             file.flush()
             os.fsync(handle)  # a file that is renamed before it is written may be empty after a power cut
         os.replace(aside, path)

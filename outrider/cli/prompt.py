@@ -1,4 +1,4 @@
-"""Lines that somebody types, while the event loop goes on."""
+"""Standard input: lines that somebody types while an event loop runs, Ctrl-C, and all of it at once."""
 
 from __future__ import annotations
 
@@ -7,8 +7,24 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import Future
+from functools import partial
+from io import TextIOWrapper
+from queue import SimpleQueue
 from threading import Thread
+from types import FrameType
+from typing import Any
+
+from outrider_core.cache import cache_dir
+
+try:
+    import readline
+except ImportError:  # Windows, where the terminal edits lines by itself
+    readline = None  # type: ignore[assignment]
+
+#: lines that are kept for the next start
+HISTORY_LINES = 1000
 
 
 class Interrupted(Exception):
@@ -28,52 +44,113 @@ def interrupts() -> Iterator[asyncio.Event]:
             loop.remove_signal_handler(signal.SIGINT)
 
 
-class LineReader:
-    """Lines of standard input, read by a thread that nobody has to wait for: Ctrl-C is heard while it blocks.
+class Keyboard:
+    """Reads lines in the main thread for a coroutine that runs in another: readline and Ctrl-C need the main thread.
 
-    stopped: what Ctrl-C sets (`interrupts`).
+    stopped: an event that Ctrl-C sets while no line is being read.
     """
 
-    def __init__(self, stopped: asyncio.Event) -> None:
-        self._stopped = stopped
-        self._lines: asyncio.Queue[str | None] = asyncio.Queue()
-        self._loop = asyncio.get_running_loop()
-        self._thread = Thread(target=self._read, name="outrider-stdin", daemon=True)
+    def __init__(self) -> None:
+        self.stopped = asyncio.Event()
+        self._wanted: SimpleQueue[tuple[str, asyncio.Future[str]] | None] = SimpleQueue()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._reading = False
+        self._on_terminal = all(stream and stream.isatty() for stream in (sys.stdin, sys.stdout))
+        if isinstance(sys.stdin, TextIOWrapper):
+            sys.stdin.reconfigure(errors="replace")  # bytes that are not its encoding's do not end a chat
+        self._history = _open_history() if self._on_terminal else None
 
-    async def next(self) -> str:
-        """The next line without its end. Raises EOFError at the end of input, Interrupted on Ctrl-C."""
-        if self._thread.ident is None:
-            self._thread.start()
-        line, stop = asyncio.ensure_future(self._lines.get()), asyncio.ensure_future(self._stopped.wait())
+    def run(self, work: Callable[[Keyboard], Coroutine[Any, Any, int]]) -> int:
+        """Run `work` on an event loop in another thread, and return its result. To be called in the main thread."""
+        result: Future[int] = Future()
+
+        async def begin() -> int:
+            self._loop = asyncio.get_running_loop()
+            return await work(self)
+
+        def work_beside() -> None:
+            try:
+                result.set_result(asyncio.run(begin()))
+            except BaseException as error:
+                result.set_exception(error)
+            finally:
+                self._wanted.put(None)
+
+        before = signal.signal(signal.SIGINT, self._interrupted)
         try:
-            await asyncio.wait({line, stop}, return_when=asyncio.FIRST_COMPLETED)
+            Thread(target=work_beside, name="outrider-chat", daemon=True).start()
+            while (wanted := self._wanted.get()) is not None:
+                self._answer(*wanted)
+            return result.result()
         finally:
-            stop.cancel()
-            line.cancel()
-        if self._stopped.is_set():
-            self._stopped.clear()
+            signal.signal(signal.SIGINT, before)
+
+    async def next(self, prompt: str) -> str:
+        """Return the next line without its end. Raises EOFError at the end of input, Interrupted on Ctrl-C."""
+        if self.stopped.is_set():
+            self.stopped.clear()
             raise Interrupted
-        text = line.result()
-        if text is None:
-            raise EOFError
-        return text
+        line: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._wanted.put((prompt, line))
+        return await line
 
-    def _read(self) -> None:
-        """By `os.read`: a daemon thread must not hold the lock of `sys.stdin` when the process ends."""
-        held = b""
-        with contextlib.suppress(OSError):  # a terminal that has gone is the end of input
-            while chunk := _read_input(4096):
-                *lines, held = (held + chunk).split(b"\n")
-                for line in lines:
-                    self._put(line)
-        if held:
-            self._put(held)
-        self._put(None)
-
-    def _put(self, line: bytes | None) -> None:
-        text = None if line is None else line.decode(sys.stdin.encoding, errors="replace").removesuffix("\r")
+    def _interrupted(self, number: int, frame: FrameType | None) -> None:
+        if self._reading or self._loop is None:
+            self._reading = False
+            raise KeyboardInterrupt
         with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
-            self._loop.call_soon_threadsafe(self._lines.put_nowait, text)
+            self._loop.call_soon_threadsafe(self.stopped.set)
+
+    def _answer(self, prompt: str, line: asyncio.Future[str]) -> None:
+        try:
+            self._reading = True
+            settle = partial(line.set_result, self._read(prompt))
+            self._reading = False
+        except KeyboardInterrupt:
+            settle = partial(line.set_exception, Interrupted())
+        except (EOFError, OSError):  # a terminal that has gone is the end of input
+            settle = partial(line.set_exception, EOFError())
+        self._reading = False
+        assert self._loop
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(settle)
+
+    def _read(self, prompt: str) -> str:
+        if self._on_terminal:
+            line = input(prompt)
+            if self._history:
+                self._history(line)
+            return line
+        print(prompt, end="", file=sys.stderr, flush=True)
+        data = b""
+        while not data.endswith(b"\n") and (byte := _read_input(1)):
+            data += byte
+        if not data:
+            raise EOFError
+        return data.decode(sys.stdin.encoding, errors="replace").rstrip("\r\n")
+
+
+def _open_history() -> Callable[[str], None] | None:
+    """Load the lines of earlier starts; returns what keeps one more. They lie in the cache, for this user alone."""
+    if readline is None:
+        return None
+    with contextlib.suppress(OSError):  # a home that cannot be written: lines of this start alone come back
+        path = cache_dir() / "history"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o600))
+        readline.set_history_length(HISTORY_LINES)
+        readline.read_history_file(path)
+        known = readline.get_current_history_length()
+
+        def keep(line: str) -> None:
+            nonlocal known
+            if (length := readline.get_current_history_length()) > known:
+                known = length
+                with contextlib.suppress(OSError):
+                    readline.append_history_file(1, path)
+
+        return keep
+    return None
 
 
 def _read_input(size: int) -> bytes:

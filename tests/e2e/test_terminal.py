@@ -11,10 +11,12 @@ import pty
 import re
 import select
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,7 +29,10 @@ from benchmarks.links import EmulatedLink
 from edge_runtime.events import LinkState, Provisional, RolledBack, Verified
 from edge_runtime.speed.controller import Controller
 from edge_runtime.speed.pace import Pace
+from outrider.cli import main as front_door
+from outrider.cli.chat import COMMANDS
 from outrider.cli.journal import Journal
+from outrider.cli.prompt import _open_history
 from outrider.cli.terminal import STATES, Screen, _drawn, printable
 from outrider_core.drafting.bundle import Bundle
 from outrider_core.protocol.sampling import Sampling
@@ -245,7 +250,10 @@ def test_a_link_in_a_shared_folder_is_not_followed(tmp_path: Path) -> None:
 FULL_DISK = """
 import resource, sys
 from pathlib import Path
+from outrider.cli import main as front_door
+from outrider.cli.chat import COMMANDS
 from outrider.cli.journal import Journal
+from outrider.cli.prompt import _open_history
 
 path, told = Path(sys.argv[1]), []
 journal = Journal(path, told.append)
@@ -401,6 +409,118 @@ def test_ctrl_c_at_the_prompt_clears_the_line_and_twice_ends_the_chat(folders: F
     script = [(b"you> ", b"half a quest\x03"), (b"once more", b""), (b"you> ", b"\x03")]
     status, said = run_in_pty(command, script, dict(os.environ))
     assert status == 0 and b"Traceback" not in said, said
+
+
+def test_lines_of_an_earlier_start_come_back(folders: Folders, tmp_path: Path) -> None:
+    """And messages of several lines are one question; the arrow up is what a terminal sends for it."""
+    command = [sys.executable, "-m", "outrider", "chat", "--bundle", str(folders[2]), "--threads", "1", "--max-tokens",
+               "4", "--journal", str(tmp_path / "chat.json")]  # fmt: skip
+    environment = {**os.environ, "OUTRIDER_CACHE": str(tmp_path / "cache"), "TERM": "xterm"}
+    script = [
+        (b"you> ", b"w5 \\\nw6\n"),
+        (b"ended by", b""),
+        (b"you> ", b'"""w7\nw8"""\n'),
+        (b"ended by", b""),
+        (b"you> ", b"\x04"),
+    ]
+    status, said = run_in_pty(command, script, environment)
+    assert status == 0 and b"Traceback" not in said, said
+    history = tmp_path / "cache" / "history"
+    assert history.read_text().splitlines() == ["w5 \\", "w6", '"""w7', 'w8"""']
+    assert history.stat().st_mode & 0o777 == 0o600
+    up = b"\x1b[A"
+    script = [(b"you> ", up * 3 + b"\n"), (b"ended by", b""), (b"you> ", b"\x04")]
+    assert run_in_pty(command, script, environment)[0] == 0
+    asked = [turn["content"] for turn in json.loads((tmp_path / "chat.json").read_text())["messages"][::2]]
+    assert asked == ["w5 \nw6", "w7\nw8", "w6"]
+
+
+def test_ctrl_c_stops_an_answer_and_not_the_chat(folders: Folders) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        command = [sys.executable, "-m", "outrider", "chat", "--bundle", str(folders[2]), "--threads", "1", "--server",
+                   f"127.0.0.1:{silent.getsockname()[1]}", "--policy", "cloud-only"]  # fmt: skip
+        script = [(b"you> ", b"w5\n"), (b"connecting", b"\x03"), (b"stopped", b""), (b"you> ", b"/bye\n")]
+        status, said = run_in_pty(command, script, dict(os.environ))
+    assert status == 0 and b"Traceback" not in said, said
+
+
+Talk = Callable[..., str]
+
+
+@pytest.fixture
+def talk(folders: Folders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Talk:
+    """Lines that a chat of the tiny bundle reads -> what it then says beside the answers."""
+
+    def talk(*lines: str, options: Sequence[str] = ()) -> str:
+        typed = tmp_path / "typed"
+        typed.write_text("\n".join(lines))
+        with typed.open() as file, monkeypatch.context() as patch:
+            patch.setattr(sys, "stdin", file)
+            arguments = ["chat", "--bundle", str(folders[2]), "--threads", "1", "--max-tokens", "4", *options]
+            assert front_door(arguments) == 0
+        return capsys.readouterr().err
+
+    return talk
+
+
+def test_commands_of_a_chat(talk: Talk, tmp_path: Path) -> None:
+    saved = tmp_path / "saved.json"
+    said = talk("/help", "/system be brief", "", "w5", "/stats", "/nonsense", f"/save {saved}", "/bye", "w6")
+    assert all(f"\n{command}" in said for command in COMMANDS if command != "/system TEXT")
+    assert "answers: 1, 4 tokens" in said and "there is no command /nonsense; /help lists them" in said
+    turns = json.loads(saved.read_text())["messages"]
+    assert [turn["role"] for turn in turns] == ["system", "user", "assistant"] and turns[0]["content"] == "be brief"
+    assert saved.stat().st_mode & 0o777 == 0o600
+    said = talk("/system", "/clear", '/system ""', "/system", options=["--journal", str(saved)])
+    assert "system> be brief" in said and "instruction: be brief" in said and "instruction: none" in said
+    assert json.loads(saved.read_text())["messages"] == []
+
+
+@pytest.mark.parametrize(
+    ("line", "reply"),
+    [
+        ("/save", "needs the name of a file"),
+        ("/save /nowhere/chat.json", "cannot write /nowhere/chat.json: No such file or directory"),
+        ("/offline on", "there is no verifier"),
+        ("/stats", "no answer yet"),
+        ("/model", "verifier: none"),
+        ("/?", "/system TEXT"),
+    ],
+)
+def test_a_command_answers_in_words(talk: Talk, line: str, reply: str) -> None:
+    said = talk(line)
+    assert reply in said and "Traceback" not in said
+
+
+def test_save_spares_a_file_that_is_not_a_chat(talk: Talk, tmp_path: Path) -> None:
+    (tmp_path / "notes").write_text("precious")
+    assert "is not a journal of a chat" in talk("w5", f"/save {tmp_path / 'notes'}")
+    assert (tmp_path / "notes").read_text() == "precious"
+
+
+def test_a_path_or_a_quoted_line_is_no_command(talk: Talk, tmp_path: Path) -> None:
+    journal = tmp_path / "chat.json"
+    talk("/etc/hosts w5", '"""/help"""', options=["--journal", str(journal)])
+    asked = [turn["content"] for turn in json.loads(journal.read_text())["messages"][::2]]
+    assert asked == ["/etc/hosts w5", "/help"]
+
+
+def test_a_chat_goes_offline_and_comes_back(folders: Folders, bundle: Bundle, talk: Talk) -> None:
+    with serve(make_verifier(folders)) as address:
+        said = talk("w5", "/offline on", "w6", "/model", "/offline off", "w7", options=["--server", address])
+    first, alone, last = (line for line in said.splitlines() if "ended by" in line)
+    assert "4 verified tokens" in first and "4 verified tokens" in last
+    assert " 0 verified tokens" in alone and "4 written alone" in alone
+    assert f"verifier: {address}" in said and "/offline is on" in said
+
+
+def test_a_home_that_cannot_be_written_costs_the_history_alone(
+    talk: Talk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cache").write_text("a file")
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
+    assert _open_history() is None
+    assert "ended by" in talk("w5")
 
 
 def test_a_pipe_gets_the_answer_alone_in_one_line(folders: Folders, bundle: Bundle) -> None:
