@@ -223,7 +223,7 @@ def _lower(plan: BundlePlan, tensors: Arrays, name: str, path: Path, known: dict
 
         half = _half(plan, tensors)
         return write_executorch(half, profile, path, known, plan.config.max_context, plan.options.backend)
-    except BundleError:
+    except (BundleError, OSError):
         raise
     except Exception as error:  # the exporters raise kinds of their own
         reason = " ".join(str(error).split())[:300]

@@ -18,6 +18,7 @@ from export.target.target_plan import bundle_bytes
 from outrider_core.drafting.bundle import MANIFEST, BundleError
 from outrider_core.models.drafter_arrays import Arrays, check_target, read_drafter
 from outrider_core.models.moa_config import MoAConfig
+from outrider_core.targets.bundle import MANIFEST_FILE
 from outrider_core.targets.config import TargetConfig, UnsupportedTarget
 from outrider_core.targets.source import TargetError, TargetSource
 
@@ -91,12 +92,22 @@ def make_plan(options: BundleOptions) -> BundlePlan:
     lowering = tables + max(COPIES[name] * size for name, size in engine_bytes.items())
     return BundlePlan(
         options, profile, target, config, tensors, drafter_hash, engine_bytes, step_bytes,
-        disk_bytes=sum(engine_bytes.values()) + 50_000_000 + understudy_bytes,
+        disk_bytes=sum(engine_bytes.values()) + 50_000_000 + (0 if _links(options) else understudy_bytes),
         memory_bytes=BASE_BYTES + max(lowering, tables + _float32_bytes(target.config) if load_target else 0),
         compared=compared,
         load_target=load_target,
         understudy_bytes=understudy_bytes,
     )  # fmt: skip
+
+
+def _links(options: BundleOptions) -> bool:
+    """Whether the understudy will be hard links to a copy that is in the cache."""
+    source = options.understudy
+    if source is None or source.prepared:
+        return False
+    copy, output = source.bundle_folder(options.understudy_bits), options.output_dir.absolute()
+    there = next(path for path in (output, *output.parents) if path.exists())
+    return (copy / MANIFEST_FILE).is_file() and copy.stat().st_dev == there.stat().st_dev
 
 
 def _understudy_bytes(source: TargetSource, bits: int) -> int:
