@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rich.console import Console
+from safetensors import SafetensorError
 
 from outrider import __version__
 from outrider.cli.opening import CommandError
@@ -73,7 +74,7 @@ def _make(source: TargetSource, folder: Path, console: Console) -> None:
         from export.bundle.bundle import write_bundle
         from export.bundle.bundle_options import BundleOptions
         from outrider_core.targets.cached import cached_target
-        from outrider_core.targets.convert import alone
+        from outrider_core.targets.convert import REMEDY, alone
     except ImportError as error:
         raise CommandError(
             f"making the default bundle needs {error.name or error}; run: pip install 'outrider[local]', or name "
@@ -86,16 +87,23 @@ def _make(source: TargetSource, folder: Path, console: Console) -> None:
             return
         copied = (source.bundle_folder() / MANIFEST_FILE).is_file()
         size = REST_BYTES + (0 if copied else COPY_BYTES)
-        free = shutil.disk_usage(folder.parent).free
-        if free < size:
+        needed = 2 * size  # files aside, before they take their place
+        if (free := shutil.disk_usage(folder.parent).free) < needed:
             raise CommandError(
-                f"{folder.parent} has {free / 1e6:.0f} MB free, and the default bundle takes {size / 1e6:.0f} MB; free "
-                "some space there, or name another folder for the cache with OUTRIDER_CACHE"
+                f"{folder.parent} has {free / 1e6:.0f} MB free, and making the default bundle needs {needed / 1e6:.0f} "
+                "MB; free some space there, or name another folder for the cache with OUTRIDER_CACHE"
             )
         console.print(f"making the default bundle in {folder}, once: {size / 1e6:.0f} MB", soft_wrap=True)
-        with Bar(console) as bar:
-            cached_target(source, bar.step, bar.waiting)
         options = BundleOptions(
             target=source, drafter=default_drafter(), output_dir=folder, understudy=source, compare=False
         )
-        write_bundle(options, Console(quiet=True))
+        try:
+            with Bar(console) as bar:
+                cached_target(source, bar.step, bar.waiting)
+            write_bundle(options, Console(quiet=True))
+        except KeyboardInterrupt:
+            console.print("interrupted; the next start continues from here")
+            raise
+        except (OSError, SafetensorError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise CommandError(f"{folder} cannot be made: {reason}; {REMEDY}") from None
