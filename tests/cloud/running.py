@@ -91,9 +91,12 @@ def running(folder: Path, *flags: str, **options: Any) -> Iterator[Running]:
         server.process.communicate()
 
 
-def save_folder(folder: Path) -> Path:
-    """Target, drafter and hash, as `Running` wants them. No token ends an answer: they are as long as tests want."""
-    model = tiny_model(dtype=torch.float32)
+def save_folder(folder: Path, **shape: Any) -> Path:
+    """Target, drafter and hash, as `Running` wants them. No token ends an answer: they are as long as tests want.
+
+    shape: options of `tiny_model`.
+    """
+    model = tiny_model(**{"dtype": torch.float32, **shape})
     model.config.eos_token_id = model.generation_config.eos_token_id = None
     (folder / "hash").write_text(save_tiny_target(folder / "target", model))
     save_tiny_drafter(folder / "drafter", model, (folder / "hash").read_text())

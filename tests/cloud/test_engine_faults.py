@@ -10,22 +10,21 @@ import torch
 from websockets.exceptions import InvalidStatus
 
 from cloud.engine.request import EngineRequest, Reply
-from cloud.torch_engine.runner import Steps
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.tree import TokenTree
 from outrider_core.protocol.wire import ERR_INTERNAL, ERR_UNKNOWN, Error, Open, Opened, Verdict, pack_ids
-from tests.cloud.drive import Client, make_verifier, serve, started
+from tests.cloud.drive import VLLM, Client, Kind, made_for, make_verifier, serve, started
 from tests.tiny import plain_decode, tiny_model
 from tests.waiting import HANG
 
-POISON = 77
+POISON = 90
 PROMPT = [5, 6, 7]
 
 
-@pytest.mark.parametrize("steps", ["loop", "pool"])
+@pytest.mark.parametrize("steps", ["loop", "pool", VLLM])
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=1.0, top_p=0.9, seed=7)])
-def test_a_session_whose_logits_are_not_numbers_fails_alone(sampling: Sampling, steps: Steps) -> None:
-    model = tiny_model()
+def test_a_session_whose_logits_are_not_numbers_fails_alone(sampling: Sampling, steps: Kind) -> None:
+    model = tiny_model(**made_for(steps))
     truth = plain_decode(model, PROMPT, sampling, 12, eos_ids=())
     assert POISON not in truth
     model.model.embed_tokens.weight[POISON] = float("nan")

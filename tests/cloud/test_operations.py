@@ -241,6 +241,10 @@ def test_printed_settings_of_either_engine_can_be_read(tmp_path: Path) -> None:
         (["--host", "0.0.0.0", "--auth-file", "x"], "--ssl-certfile"),
         (["--insecure", "maybe"], "maybe"),
         (["--engine", "onnx", "--tensor-parallel-size", "2", "--dtype", "bfloat16"], "--tensor-parallel-size, --dtype"),
+        (
+            ["--engine", "vllm", "--device", "cpu:0", "--quantization", "fp8"],
+            "--engine vllm has no --device, --quantiz",
+        ),
     ],
 )
 def test_wrong_settings_are_one_line(flags: list[str], says: str) -> None:

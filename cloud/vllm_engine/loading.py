@@ -1,0 +1,68 @@
+"""Load a target and a drafter for `cloud.vllm_engine`."""
+
+from __future__ import annotations
+
+import torch
+
+from cloud.engine.kvpool import GRANULE
+from cloud.engine.served_model import ServedModel
+from cloud.engine.tree_budget import TIMED_TOKENS
+from cloud.engine_choice import VLLM_RELEASE
+from cloud.settings import Settings
+from cloud.torch_engine.features import TorchFeatures
+from cloud.torch_engine.loading import LoadedDrafter
+from cloud.vllm_engine.executor import StepExecutor
+from cloud.vllm_engine.paths import PathLayout, scratch_blocks
+from cloud.vllm_engine.runner import VllmRunner
+from outrider_core.cache import expanded
+from outrider_core.chat.tokenizer import chat_tokenizer_of
+from outrider_core.models.drafter_arrays import check_target
+from outrider_core.models.drafter_files import load_drafter
+from outrider_core.models.moa import server_half
+from outrider_core.models.target import TargetFiles, open_target
+from outrider_core.targets.source import TargetSource
+
+#: slots of a KV cache block: the fewest that vLLM's fast kernels on CPUs and GPUs all take
+BLOCK = 32
+
+
+def load_model(settings: Settings, source: TargetSource) -> ServedModel:
+    """Load the target in `source`, and the drafter that the settings name.
+
+    Raises TargetError or DrafterError with a message of one line.
+    """
+    if settings.threads:
+        torch.set_num_threads(settings.threads)  # before vLLM, which fixes their number
+    return vllm_model(open_target(source), load_drafter(expanded(settings.drafter)), settings)
+
+
+def vllm_model(files: TargetFiles, drafter: LoadedDrafter, settings: Settings) -> ServedModel:
+    """A target's files and a drafter, to be served. Raises TargetError or DrafterError."""
+    config, tensors, drafter_hash = drafter
+    shape = files.config
+    check_target(config.target_hash, files.name, files.model_hash, settings.drafter)
+    config.check_fits(shape, files.name)
+    executor, runner = _start(files, settings)
+    return ServedModel(
+        name=files.name,
+        target_hash=files.model_hash,
+        drafter_hash=drafter_hash,
+        arithmetic=f"vllm-{VLLM_RELEASE}-{executor.dtype}",
+        tokenizer=files.tokenizer and chat_tokenizer_of(files.tokenizer),
+        eos_ids=files.eos_ids,
+        vocab_size=shape.vocab_size,
+        max_positions=shape.max_position_embeddings,
+        runner=runner,
+        features=TorchFeatures(config, server_half(config, tensors), executor.device),
+    )
+
+
+def _start(files: TargetFiles, settings: Settings) -> tuple[StepExecutor, VllmRunner]:
+    """Start vLLM on a target's folder, with a KV cache for the pool and for the paths of one tree at least."""
+    shape = files.config
+    pool, scratch = -(-settings.kv_tokens // BLOCK), scratch_blocks(settings.max_nodes, BLOCK)
+    longest = max(settings.max_model_len, GRANULE + TIMED_TOKENS[-1])  # what is timed may be longer than any text
+    positions = min(longest, shape.max_position_embeddings)
+    eager = settings.cuda_graphs == "off"
+    executor = StepExecutor(files.folder, 1 + pool + scratch, BLOCK, positions, settings.dtype, eager)
+    return executor, VllmRunner(executor, PathLayout(BLOCK, 1 + pool, positions), scratch)

@@ -1,0 +1,275 @@
+"""The verifier on vLLM: the internals that it uses, models it serves or refuses, faults, and a real process.
+
+That its texts are plain decoding's is shown in test_lossless, test_constrained_trees, test_prefixes and
+test_engine_faults, which run on it too; its layout of trees in test_vllm_paths.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+import os
+import random
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from websockets.exceptions import ConnectionClosed
+
+from cloud.server.service import Verifier
+from cloud.settings import Settings
+from outrider_core.models.target import TargetFiles
+from outrider_core.protocol.sampling import Sampling
+from outrider_core.protocol.tree import TokenTree
+from outrider_core.protocol.wire import ERR_INTERNAL, Error, Generate, Verdict
+from outrider_core.targets.source import TargetError, TargetSource
+from tests.cloud.by_hand import ByHand
+from tests.cloud.drive import FOR_VLLM, make_verifier, random_tree, started
+from tests.cloud.running import PROMPT, running, save_folder
+from tests.tiny import plain_decode, tiny_drafter_config, tiny_model
+from tests.waiting import HANG, until
+
+pytestmark = pytest.mark.vllm
+
+VOCAB = 199
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_folder(tmp_path_factory.mktemp("vllm"), **FOR_VLLM)
+
+
+def test_the_internals_that_are_used_are_those_of_this_release() -> None:
+    """What `cloud.vllm_engine.executor` calls, sets and replaces."""
+    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackendImpl
+    from vllm.v1.core.kv_cache_utils import KVCacheBlockCopy
+    from vllm.v1.core.sched.output import NewRequestData, SchedulerOutput
+    from vllm.v1.worker.gpu_model_runner import ExecuteModelState, GPUModelRunner
+
+    def named(function: Any) -> list[str]:
+        return list(inspect.signature(function).parameters)
+
+    assert named(GPUModelRunner._prepare_inputs) == ["self", "scheduler_output", "num_scheduled_tokens"]
+    assert "return (\n            logits_indices,\n" in inspect.getsource(GPUModelRunner._prepare_inputs)
+    assert named(GPUModelRunner._model_forward)[:3] == ["self", "input_ids", "positions"]
+    source = inspect.getsource(GPUModelRunner.execute_model)
+    assert "sample_hidden_states = hidden_states[logits_indices]" in source
+    assert (
+        source.index("self._update_states(") < source.index("self._prepare_inputs(") < source.index("_model_forward(")
+    )
+    assert {"logits", "hidden_states"} <= {*ExecuteModelState._fields}
+    assert [field.name for field in dataclasses.fields(NewRequestData)][:8] == [
+        "req_id", "prompt_token_ids", "mm_features", "sampling_params", "pooling_params", "block_ids",
+        "num_computed_tokens", "lora_request",
+    ]  # fmt: skip
+    assert [field.name for field in dataclasses.fields(SchedulerOutput)][:8] == [
+        "scheduled_new_reqs", "scheduled_cached_reqs", "num_scheduled_tokens", "total_num_scheduled_tokens",
+        "scheduled_spec_decode_tokens", "scheduled_encoder_inputs", "finished_req_ids", "free_encoder_mm_hashes",
+    ]  # fmt: skip
+    assert KVCacheBlockCopy._fields == ("src_block_id", "dst_block_id")
+    attention = named(CPUAttentionBackendImpl.forward)
+    assert attention[1:5] == ["layer", "query", "key", "value"] and "output" in attention
+    assert named(CPUAttentionBackendImpl.do_kv_cache_update)[1:4] == ["layer", "key", "value"]
+
+
+def test_the_chances_are_the_softmax_of_the_plain_logits() -> None:
+    model = tiny_model(vocab=VOCAB, **FOR_VLLM)
+    verifier = make_verifier(model, (), steps="vllm")
+    logits = verifier.engine.runner.forward([_part(PROMPT, TokenTree((9, 8), (-1, -1)))])
+    for row, text in enumerate((PROMPT, [*PROMPT, 9], [*PROMPT, 8])):
+        want = model(input_ids=torch.tensor([text])).logits[0, -1].log_softmax(-1).numpy()
+        best = np.argsort(-want)[:4]
+        ((first, *rest),) = logits.chances([row], [7], 4)
+        assert first[0] == 7 and [token for token, _ in rest] == best.tolist()
+        assert np.allclose([chance for _, chance in (first, *rest)], want[[7, *best]], atol=1e-4)
+
+
+def test_a_token_of_several_paths_runs_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    verifier = make_verifier(tiny_model(vocab=VOCAB, **FOR_VLLM), (), steps="vllm")
+    runner: Any = verifier.engine.runner
+    model, ran = runner._executor._runner.model, list[int]()
+    forward = model.forward
+    monkeypatch.setattr(
+        model, "forward", lambda input_ids, *a, **k: ran.append(len(input_ids)) or forward(input_ids, *a, **k)
+    )
+    runner.forward([_part(PROMPT, TokenTree((9, 8, 7, 6), (-1, -1, 0, 0)))])
+    assert ran == [len(PROMPT) + 4]
+
+
+def test_what_is_not_a_number_reaches_no_session_that_takes_its_rows() -> None:
+    """An attention kernel reads whole blocks, also behind a text's end."""
+    model = tiny_model(vocab=VOCAB, **FOR_VLLM)
+    truth = plain_decode(model, PROMPT, Sampling(), 20, eos_ids=())
+    poison = next(token for token in range(4, VOCAB) if token not in truth)
+    model.model.embed_tokens.weight[poison] = float("nan")
+    hand = ByHand(make_verifier(model, (), steps="vllm", kv_tokens=152))
+    for name in (b"a" * 16, b"b" * 16):
+        hand.open(name, [5] * 40 + [poison] * 20)
+        failed = hand.verify(name, 1, 60, TokenTree((9, 8, 7), (-1, -1, 0)))
+        hand.finish()
+        assert isinstance(failed.replies[-1], Error) and "not numbers" in failed.replies[-1].text
+        hand.close(name)
+        for prompt in (PROMPT, [5] * 33):  # in the first of its blocks, and in the one where it went wrong
+            want = plain_decode(model, prompt, Sampling(), 20, eos_ids=())
+            hand.open(b"c" * 16, prompt)
+            tree = TokenTree((want[0], 8, want[1], 7), (-1, -1, 0, 0))
+            verdict = hand.verify(b"c" * 16, 1, len(prompt), tree)
+            hand.finish()
+            assert isinstance(said := verdict.replies[-1], Verdict), said
+            assert [*said.accepted] == [0, 2] and said.bonus == want[2]
+            written = hand.generate(b"c" * 16, 2, len(prompt) + 3, 12)
+            hand.finish()
+            assert written.drawn == want[3:15]
+            hand.close(b"c" * 16)
+
+
+def test_a_text_reaches_the_end_of_the_context() -> None:
+    """Nodes past the longest sequence that vLLM was started for are asked for, and never run."""
+    model = tiny_model(vocab=VOCAB, positions=300, **FOR_VLLM)
+    prompt = [random.Random(1).randrange(4, VOCAB) for _ in range(290)]
+    truth = plain_decode(model, prompt, Sampling(), 10, eos_ids=())
+    with started(
+        make_verifier(model, (), steps="vllm", max_model_len=300, kv_tokens=1024, prefill_chunk=512)
+    ) as direct:
+        session = os.urandom(16)
+        direct.open(session, prompt)
+        tree = TokenTree((*truth[:8], 5, 6), (-1, *range(7), 7, 8))
+        assert isinstance(first := direct.verify(session, 1, 290, tree).get(timeout=HANG), Verdict)
+        assert len(first.accepted) == 8 and first.bonus == truth[8] and not first.finish
+        tree = TokenTree.chain([truth[9], 4, 5, 6])
+        assert isinstance(last := direct.verify(session, 2, 299, tree).get(timeout=HANG), Verdict)
+        assert (list(last.accepted), last.bonus, last.finish) == ([], truth[9], 2)
+
+
+def test_quantised_weights_give_the_text_of_plain_decoding(tmp_path: Path) -> None:
+    """AWQ, in bfloat16: the same through trees as token by token."""
+    model = tiny_model("qwen2", vocab=VOCAB, **FOR_VLLM)
+    model.save_pretrained(tmp_path)
+    _quantise(tmp_path)
+    verifier = _verifier(tmp_path, model)
+    assert verifier.arithmetic == "vllm-0.32-bfloat16-awq"
+    rng = random.Random(4)
+    with started(verifier) as direct:
+        plain, trees = os.urandom(16), os.urandom(16)
+        direct.open(plain, PROMPT)
+        replies = direct.submit(plain, Generate(0, 1, 3, 60))[1]
+        truth = [replies.get(timeout=HANG).bonus for _ in range(60)]  # type: ignore[union-attr]
+        direct.open(trees, PROMPT)
+        text, seq, accepted = list(PROMPT), 0, 0
+        while len(text) < 50:
+            seq += 1
+            tree = random_tree(rng, truth[len(text) - 3 :], VOCAB)
+            verdict = direct.verify(trees, seq, len(text), tree).get(timeout=HANG)
+            assert isinstance(verdict, Verdict)
+            text += [*(tree.tokens[node] for node in verdict.accepted), verdict.bonus]
+            accepted += len(verdict.accepted)
+        assert text[3:] == truth[: len(text) - 3] and accepted > 8
+
+
+def test_models_that_are_not_served_are_refused_in_one_line(tmp_path: Path) -> None:
+    from cloud.vllm_engine.executor import StepExecutor
+    from cloud.vllm_engine.loading import load_model
+
+    windowed = save_folder(tmp_path, family="mistral", **FOR_VLLM) / "target"
+    config = json.loads((windowed / "config.json").read_text())
+    (windowed / "config.json").write_text(json.dumps({**config, "sliding_window": 16}))
+    with pytest.raises(TargetError, match="sliding-window or linear attention layers are not supported"):
+        load_model(Settings(model=str(windowed), drafter=tmp_path / "drafter"), TargetSource.resolve(str(windowed)))
+    with pytest.raises(TargetError, match="vLLM keeps SlidingWindowSpec for it; only full attention"):
+        StepExecutor(windowed, 40, 32, 256, "float32")
+    narrow = tmp_path / "narrow"
+    tiny_model(dtype=torch.float32).save_pretrained(narrow)
+    with pytest.raises(TargetError, match=r"vLLM does not run .*head_dim=8") as refused:
+        StepExecutor(narrow, 40, 32, 256, "auto")
+    assert "\n" not in str(refused.value)
+
+
+def test_a_process_serves_trees_and_ends_as_any_verifier(folder: Path) -> None:
+    """Its standard output is the ready line alone. SIGTERM lets an answer end; a killed one takes the link down."""
+    model = tiny_model(**FOR_VLLM)
+    truth = plain_decode(model, PROMPT, Sampling(), 60, eos_ids=())
+    with running(folder, "--engine", "vllm", "--tree-budget", "8") as server:
+        with server.client() as client:
+            client.open(PROMPT)
+            assert client.verify(1, 3, TokenTree((9, *truth[:2]), (-1, -1, 1))).bonus == truth[2]
+            client.send(Generate(0, 2, 6, 57))
+            got = [client.receive(Verdict).bonus]
+            server.process.send_signal(signal.SIGTERM)
+            while len(got) < 57:
+                message = client.any()
+                got += [message.bonus] if isinstance(message, Verdict) else []
+            assert got == truth[3:]
+        said, _ = server.process.communicate(timeout=HANG)
+        assert server.process.returncode == 0 and said == ""
+        lines = [json.loads(line) for line in server.log.read_text().splitlines() if line.startswith("{")]
+        (loaded,) = (line for line in lines if line["event"] == "loaded")
+        assert (loaded["engine"], loaded["arithmetic"]) == ("vllm", "vllm-0.32-float32")
+
+
+@pytest.mark.parametrize("fault", ["fail", "kill"])
+def test_a_step_that_fails_and_a_killed_process(folder: Path, tmp_path: Path, fault: str) -> None:
+    with running(folder, "--engine", "vllm", "--tree-budget", "8", fault=tmp_path / "fault") as server:
+        client = server.client()
+        client.open(PROMPT)
+        first = client.verify(1, 3, TokenTree()).bonus
+        if fault == "kill":
+            client.send(Generate(0, 2, 4, 90))
+            client.receive(Verdict)
+            server.process.kill()
+            with pytest.raises(ConnectionClosed):
+                while True:
+                    client.any()
+            return
+        (tmp_path / "fault").write_text("fail")
+        client.send(Generate(0, 2, 4, 3))
+        assert client.receive(Error).code == ERR_INTERNAL
+        (tmp_path / "fault").unlink()
+        assert until(lambda: not (tmp_path / "fault").exists())
+        client.open(PROMPT)
+        assert client.verify(1, 3, TokenTree()).bonus == first
+
+
+def _part(tokens: list[int], tree: TokenTree) -> Any:
+    from outrider_core.targets.part import Part
+
+    return Part(0, 0, tuple(tokens), tree)
+
+
+def _verifier(folder: Path, model: Any) -> Verifier:
+    from cloud.vllm_engine.loading import vllm_model
+
+    settings = Settings(max_model_len=128, max_nodes=24, kv_tokens=512)
+    files = TargetFiles(model.config, None, "tiny", folder, "tiny-target", ())
+    return Verifier(vllm_model(files, (*tiny_drafter_config(model), "tiny"), settings), settings)
+
+
+def _quantise(folder: Path, group: int = 32) -> None:
+    """Round the linear layers of a saved model to 4 bits, as AWQ stores them."""
+    place = (0, 4, 1, 5, 2, 6, 3, 7)  # of each of eight columns among the nibbles of a number
+    tensors, stored = load_file(folder / "model.safetensors"), dict[str, torch.Tensor]()
+    for name, tensor in tensors.items():
+        if not name.endswith("proj.weight"):
+            stored[name] = tensor.bfloat16()
+            continue
+        columns = tensor.T.reshape(-1, group, tensor.shape[0])  # [groups, inputs of a group, outputs]
+        low, high = columns.amin(1, keepdim=True), columns.amax(1, keepdim=True)
+        scale = ((high - low) / 15).bfloat16().float()
+        zero = (-low / scale).round().clamp(0, 15)
+        codes = (columns / scale + zero).round().clamp(0, 15).reshape(tensor.shape[1], -1)
+        stem = name.removesuffix("weight")
+        for key, values in (("qweight", codes), ("qzeros", zero[:, 0])):
+            numbers = values.to(torch.int64).reshape(len(values), -1, 8)
+            packed = sum(numbers[..., column] << 4 * place[column] for column in range(8))
+            assert isinstance(packed, torch.Tensor)
+            signed = torch.where(packed >= 1 << 31, packed - (1 << 32), packed)
+            stored[stem + key] = signed.to(torch.int32).contiguous()
+        stored[stem + "scales"] = scale[:, 0].bfloat16().contiguous()
+    save_file(stored, folder / "model.safetensors", {"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    awq = {"quant_method": "awq", "bits": 4, "group_size": group, "zero_point": True, "version": "gemm"}
+    (folder / "config.json").write_text(json.dumps({**config, "quantization_config": awq, "dtype": "bfloat16"}))
