@@ -277,14 +277,30 @@ def test_a_full_disk_leaves_the_journal_and_is_told_once(tmp_path: Path) -> None
     assert [file.name for file in tmp_path.iterdir()] == ["chat.json"]
 
 
-def test_an_answer_of_another_model_in_the_journal_does_not_end_the_chat(folders: Folders, tmp_path: Path) -> None:
+Talk = Callable[..., str]
+
+
+@pytest.fixture
+def talk(folders: Folders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Talk:
+    """Lines that a chat of the tiny bundle reads -> what it then says beside the answers."""
+
+    def talk(*lines: str, options: Sequence[str] = (), command: Sequence[str] = ("chat",), status: int = 0) -> str:
+        typed = tmp_path / "typed"
+        typed.write_bytes("\n".join(lines).encode(errors="surrogateescape"))
+        with typed.open() as file, monkeypatch.context() as patch:
+            patch.setattr(sys, "stdin", file)
+            bundle = ["--bundle", str(folders[2]), "--threads", "1", "--max-tokens", "4"]
+            assert front_door([*command, *bundle, *options]) == status
+        return capsys.readouterr().err
+
+    return talk
+
+
+def test_an_answer_of_another_model_in_the_journal_does_not_end_the_chat(talk: Talk, tmp_path: Path) -> None:
     journal = tmp_path / "chat.json"
     messages = [{"role": "user", "content": "w5"}]
     journal.write_text(json.dumps({"messages": messages, "answer": {"target": "another"}}))
-    command = [sys.executable, "-m", "edge_runtime", "chat", "--bundle", str(folders[2]), "--threads", "1",
-               "--max-tokens", "8", "--journal", str(journal)]  # fmt: skip
-    done = subprocess.run(command, input="w9\n", capture_output=True, text=True, timeout=HANG)
-    assert done.returncode == 0 and "cannot go on with the answer that was cut off" in done.stderr
+    assert "cannot go on with the answer that was cut off" in talk("w9", options=["--journal", str(journal)])
     kept = json.loads(journal.read_text())
     assert [m["role"] for m in kept["messages"]] == ["user", "user", "assistant"] and kept["answer"] is None
 
@@ -358,17 +374,13 @@ def test_ctrl_c_stops_an_answer_that_waits(folders: Folders, tmp_path: Path) -> 
     assert status == 130 and b"Traceback" not in said
 
 
-def test_a_chat_whose_context_is_full_goes_on(folders: Folders, tmp_path: Path) -> None:
+def test_a_chat_whose_context_is_full_goes_on(talk: Talk, tmp_path: Path) -> None:
     """Also from a journal that holds more than the context."""
     journal = tmp_path / "chat.json"
     turns = [{"role": ("user", "assistant")[i % 2], "content": "w9 " * 70} for i in range(8)]
     journal.write_text(json.dumps({"messages": turns, "answer": None}))
-    command = [sys.executable, "-m", "outrider", "chat", "--bundle", str(folders[2]), "--threads", "1",
-               "--max-tokens", "8", "--journal", str(journal)]  # fmt: skip
-    lines = ["w5 w6", "w7 " * 300, "w8"]
-    done = subprocess.run(command, input="\n".join(lines), capture_output=True, text=True, timeout=HANG)
-    assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
-    assert "the model no longer sees the first" in done.stderr and "the last message has 30" in done.stderr
+    said = talk("w5 w6", "w7 " * 300, "w8", options=["--journal", str(journal)])
+    assert "the model no longer sees the first" in said and "the last message has 30" in said
     kept = json.loads(journal.read_text())["messages"]
     assert [message["content"] for message in kept[8::2]] == ["w5 w6", "w8"] and len(kept) == 12
 
@@ -442,25 +454,6 @@ def test_ctrl_c_stops_an_answer_and_not_the_chat(folders: Folders) -> None:
         script = [(b"you> ", b"w5\n"), (b"connecting", b"\x03"), (b"stopped", b""), (b"you> ", b"/bye\n")]
         status, said = run_in_pty(command, script, dict(os.environ))
     assert status == 0 and b"Traceback" not in said, said
-
-
-Talk = Callable[..., str]
-
-
-@pytest.fixture
-def talk(folders: Folders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Talk:
-    """Lines that a chat of the tiny bundle reads -> what it then says beside the answers."""
-
-    def talk(*lines: str, options: Sequence[str] = ()) -> str:
-        typed = tmp_path / "typed"
-        typed.write_text("\n".join(lines))
-        with typed.open() as file, monkeypatch.context() as patch:
-            patch.setattr(sys, "stdin", file)
-            arguments = ["chat", "--bundle", str(folders[2]), "--threads", "1", "--max-tokens", "4", *options]
-            assert front_door(arguments) == 0
-        return capsys.readouterr().err
-
-    return talk
 
 
 def test_commands_of_a_chat(talk: Talk, tmp_path: Path) -> None:
@@ -595,13 +588,12 @@ def test_an_output_that_lacks_letters_gets_others_in_their_place(encoding: str) 
 
 
 @pytest.mark.parametrize("where", ["prompt", "stop"])
-def test_an_argument_that_is_not_utf_8_is_refused_by_name(folders: Folders, where: str) -> None:
-    arguments = [b"caf\xe9"] if where == "prompt" else [b"hi", b"--stop", b"caf\xe9"]
-    done = outrider(folders, "generate", *arguments, env={**os.environ, "PYTHONUTF8": "1"})
-    assert done.returncode == 1 and b"Traceback" not in done.stderr
-    assert done.stderr.startswith(f"error: {where} is not utf-8".encode())
+def test_an_argument_that_is_not_utf_8_is_refused_by_name(talk: Talk, where: str) -> None:
+    word = os.fsdecode(b"caf\xe9")
+    arguments = [word] if where == "prompt" else ["hi", "--stop", word]
+    assert talk(command=["generate", *arguments], status=1).startswith(f"error: {where} is not utf-8")
 
 
-def test_input_that_is_not_utf_8_is_read_as_far_as_it_is(folders: Folders) -> None:
-    done = outrider(folders, "generate", "-", input=b"caf\xe9 w5", env={**os.environ, "PYTHONUTF8": "1"})
-    assert done.returncode == 0 and b"Traceback" not in done.stderr, done.stderr
+def test_input_that_is_not_utf_8_is_read_as_far_as_it_is(talk: Talk) -> None:
+    for command in (["chat"], ["generate", "-"]):
+        assert "ended by" in talk("caf\udce9 w5", command=command)
