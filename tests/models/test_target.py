@@ -202,6 +202,20 @@ def test_hub_failure_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     assert refusal("nobody/nothing").endswith("the model hub gave nothing: cannot reach the hub")
 
 
+def test_a_download_says_its_size_first(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def download(name: str, *, dry_run: bool = False, **_: object) -> Any:
+        if not dry_run:
+            assert "downloading some/model from the model hub: 3 MB" in caplog.text
+            return str(tiny)
+        new, known = (SimpleNamespace(file_size=size, will_download=size > 2e6) for size in (3_000_000, 1_000_000))
+        return [new, known]
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    assert TargetSource.resolve("some/model").path == tiny
+
+
 # broken and unsupported folders
 
 
