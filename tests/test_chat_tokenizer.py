@@ -61,7 +61,7 @@ def test_the_ids_are_those_of_transformers(name: str, tmp_path: Path) -> None:
 
 def test_the_default_target_without_transformers(tmp_path: Path) -> None:
     """Its own folder as the verifier writes it from the GGUF file."""
-    write_tokenizer(GgufWeights(TargetSource.resolve("smollm2-135m-instruct").path), tmp_path)
+    write_tokenizer(GgufWeights(TargetSource.resolve("smollm2-135m-instruct").path).fields, tmp_path)
     ours, other = open_chat_tokenizer(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
     said = [
         [{"role": "user", "content": "Grüße, 123\n\n\tdef f(x): 日本語 😀"}],

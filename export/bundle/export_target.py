@@ -10,10 +10,10 @@ from pathlib import Path
 
 from outrider_core.chat.tokenizer import read_template
 from outrider_core.drafting.bundle import BundleError
-from outrider_core.targets.config import TargetConfig, UnsupportedTarget
+from outrider_core.targets.config import BrokenTarget, TargetConfig, UnsupportedTarget
 from outrider_core.targets.gguf_tokenizer import write_tokenizer
 from outrider_core.targets.source import TargetError, TargetSource
-from outrider_core.targets.weights import BrokenWeights, Floats, GgufWeights, SafetensorsWeights, Weights
+from outrider_core.targets.weights import Floats, GgufWeights, Weights, folder_weights
 
 TOKENIZER, TOKENIZER_CONFIG, CHAT_TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
 #: what some tokenizers have beside these two
@@ -49,8 +49,8 @@ class ExportTarget:
     def _weights(self) -> Weights:
         path = self.source.path
         try:
-            return GgufWeights(path) if path.is_file() else SafetensorsWeights(path)
-        except BrokenWeights as error:
+            return GgufWeights(path) if path.is_file() else folder_weights(path)[0]
+        except BrokenTarget as error:
             raise TargetError(f"{self.name}: {error}") from None
 
     @cached_property
@@ -64,7 +64,7 @@ class ExportTarget:
     def chat_template(self) -> str:
         """Its text; empty where it has none."""
         if isinstance(self._weights, GgufWeights):
-            return str(self._weights.field("tokenizer.chat_template", ""))
+            return str(self._weights.fields.get("tokenizer.chat_template", ""))
         settings, path = self.source.path / TOKENIZER_CONFIG, self.source.path
         return read_template(path, json.loads(settings.read_text(encoding="utf-8")) if settings.is_file() else {})
 
@@ -73,14 +73,14 @@ class ExportTarget:
         try:
             embedding = self._weights.read("embed_tokens")
             return embedding, embedding if self.config.tie_word_embeddings else self._weights.read("lm_head")
-        except BrokenWeights as error:
+        except (BrokenTarget, UnsupportedTarget) as error:
             raise TargetError(f"{self.name}: {error}") from None
 
     def write_tokenizer(self, folder: Path) -> None:
         """Put tokenizer and chat template into `folder`. Raises BundleError where there is no fast tokenizer."""
         path = self.source.path
         if isinstance(self._weights, GgufWeights):
-            write_tokenizer(self._weights, folder)
+            write_tokenizer(self._weights.fields, folder)
         else:
             for name in (TOKENIZER, TOKENIZER_CONFIG, *_MORE_FILES):
                 if (path / name).is_file():

@@ -47,7 +47,8 @@ from outrider_core.models.drafter_arrays import CONFIG_FILE, WEIGHTS_FILE
 from outrider_core.models.drafter_files import save_drafter
 from outrider_core.models.moa import MoA
 from outrider_core.models.moa_config import DrafterError, MoAConfig
-from outrider_core.models.target import SUPPORTED_FAMILIES, head_dim_of, model_folder
+from outrider_core.models.target import head_dim_of, model_folder
+from outrider_core.targets.config import FAMILIES
 from outrider_core.targets.source import TargetError, TargetSource
 
 #: the authors trained on conversations cut at this length
@@ -116,8 +117,8 @@ def _target_config(target: str, folder: Path) -> Any:
 
     try:
         family = json.loads((folder / "config.json").read_text()).get("model_type")
-        if family not in SUPPORTED_FAMILIES:
-            known = ", ".join(SUPPORTED_FAMILIES)
+        if family not in FAMILIES:
+            known = ", ".join(FAMILIES)
             raise TargetError(f"{target}: model type {family!r} is not supported (supported: {known})")
         return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except TargetError:

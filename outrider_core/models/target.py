@@ -6,7 +6,6 @@ safetensors and kept in the user's cache.
 
 from __future__ import annotations
 
-import json
 import secrets
 import shutil
 from dataclasses import dataclass
@@ -15,13 +14,11 @@ from typing import Any
 
 from outrider_core import durable
 from outrider_core.cache import hold
+from outrider_core.targets.config import BrokenTarget, TargetConfig, UnsupportedTarget
 from outrider_core.targets.identity import model_identity, write_source
+from outrider_core.targets.quantised import Quantisation
 from outrider_core.targets.source import ALIASES, TargetError, TargetSource, eos_ids_of, holds_conversion
-
-#: Attention families whose key/value layout the verifier's engine is tested on.
-SUPPORTED_FAMILIES = ("llama", "qwen2", "qwen3", "mistral")
-#: rotary embeddings whose angles depend on the position alone, up to the target's longest context
-ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "llama3")
+from outrider_core.targets.weights import folder_weights, read_json
 
 
 @dataclass(frozen=True)
@@ -147,6 +144,8 @@ class TargetFiles:
         except Exception as error:
             raise _unloadable(self.name, self.folder, error) from error
         model.requires_grad_(False).eval()
+        if broken := next((name for name, each in model.named_parameters() if not each.isfinite().all()), ""):
+            raise TargetError(f"{self.name}: tensor {broken} holds values that are not numbers; download it again")
         if tp == 1:
             model.to(device)
         return Target(model, self.tokenizer, self.name, self.folder, self.model_hash, self.eos_ids)
@@ -156,21 +155,14 @@ class TargetFiles:
 
         Reads nothing else of the weights. Raises TargetError where the files hold no such tensors.
         """
-        embedding = self._tensor("model.embed_tokens.weight")
-        tied = getattr(self.config, "tie_word_embeddings", False)
-        return embedding, embedding if tied else self._tensor("lm_head.weight")
+        import torch
 
-    def _tensor(self, name: str) -> Any:
-        from safetensors import SafetensorError, safe_open
-
-        for path in sorted(self.folder.glob("*.safetensors")):
-            try:
-                with safe_open(path, framework="pt") as file:
-                    if name in file.keys():  # noqa: SIM118 - not a mapping
-                        return file.get_tensor(name).float()
-            except (SafetensorError, OSError) as error:
-                raise TargetError(f"{self.name}: {path} does not load: {error}; download it again") from None
-        raise TargetError(f"{self.name}: no tensor {name} in {self.folder}; its layout is not that of a causal LM")
+        try:
+            weights, config = folder_weights(self.folder)
+            embedding = torch.from_numpy(weights.read("embed_tokens"))
+            return embedding, embedding if config.tie_word_embeddings else torch.from_numpy(weights.read("lm_head"))
+        except (BrokenTarget, UnsupportedTarget) as error:
+            raise TargetError(f"{self.name}: {error}") from None
 
 
 def open_target(source: TargetSource) -> TargetFiles:
@@ -182,25 +174,21 @@ def open_target(source: TargetSource) -> TargetFiles:
     from transformers import AutoConfig, AutoTokenizer
 
     try:
-        family = json.loads((folder / "config.json").read_text()).get("model_type")
-        if family not in SUPPORTED_FAMILIES:
-            known = ", ".join(SUPPORTED_FAMILIES)
-            raise TargetError(f"{name}: model type {family!r} is not supported (supported: {known})")
+        values = read_json(folder / "config.json")
+        TargetConfig.from_json(values)
+        if quantisation := Quantisation.of(values):
+            raise UnsupportedTarget(
+                f"torch does not run a folder that is quantised by {quantisation.name}; --engine onnx does"
+            )
+        if any(folder.glob("*.safetensors")):
+            folder_weights(folder)
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         eos_ids = eos_ids_of(folder)
-    except TargetError:
-        raise
+    except UnsupportedTarget as error:
+        raise TargetError(f"{name}: {error}") from None
     except Exception as error:
         raise _unloadable(name, folder, error) from error
-    window = getattr(config, "sliding_window", None)
-    layer_types = set(getattr(config, "layer_types", None) or ["full_attention"])
-    if layer_types != {"full_attention"} or (window and getattr(config, "use_sliding_window", True)):
-        raise TargetError(f"{name}: sliding-window or linear attention layers are not supported")
-    rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
-    if rope not in ROPE_TYPES:  # longrope's angles depend on the longest text of a step, so on other sessions
-        scaled = f"{', '.join(ROPE_TYPES[1:-1])} or {ROPE_TYPES[-1]}"
-        raise TargetError(f"{name}: rope_type {rope} is not supported; choose a target with {scaled}, or with none")
     identity = source.identity if folder == source.path else model_identity(folder)
     return TargetFiles(config, tokenizer, name, folder, identity, eos_ids)
 

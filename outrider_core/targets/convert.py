@@ -26,13 +26,13 @@ from outrider_core.targets.bundle import (
     open_target_bundle,
 )
 from outrider_core.targets.calibration import InputMoments, kept_texts, write_texts
-from outrider_core.targets.config import TargetConfig, UnsupportedTarget
+from outrider_core.targets.config import BrokenTarget, TargetConfig, UnsupportedTarget
 from outrider_core.targets.gguf_tokenizer import write_tokenizer
 from outrider_core.targets.graph import TargetGraph
 from outrider_core.targets.products import products_graph, rows_graph
 from outrider_core.targets.source import TargetSource
 from outrider_core.targets.tables import INDEX_FILE, TableFile
-from outrider_core.targets.weights import BrokenWeights, GgufWeights, SafetensorsWeights, Weights
+from outrider_core.targets.weights import GgufWeights, Weights, folder_weights
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json")
 #: in a bundle under way: the copy whose weights are rounded to nearest, and what it has written
@@ -79,8 +79,8 @@ def make_target_bundle(
         raise TargetBundleError(f"{folder} cannot be written: {error.strerror or error}; {remedy}") from None
     except UnsupportedTarget as error:
         shutil.rmtree(aside, ignore_errors=True)
-        raise TargetBundleError(f"{source.name}: {error}; run it with --engine torch") from None
-    except BrokenWeights as error:
+        raise TargetBundleError(f"{source.name}: {error}") from None
+    except BrokenTarget as error:
         shutil.rmtree(aside, ignore_errors=True)
         raise TargetBundleError(f"{source.name}: {error}") from None
     except TargetBundleError:  # what an interrupted call has left is damaged
@@ -184,8 +184,7 @@ class _Lowering:
             for name in _TOKENIZER_FILES:
                 if (path / name).is_file():
                     shutil.copyfile(path / name, folder / name)
-            config = TargetConfig.from_json(json.loads((path / "config.json").read_text()))
-            return SafetensorsWeights(path), config, self.source.eos_ids
+            return *folder_weights(path), self.source.eos_ids
         weights = GgufWeights(path)
-        write_tokenizer(weights, folder)
+        write_tokenizer(weights.fields, folder)
         return weights, weights.config, weights.eos_ids

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import logging
 from contextlib import suppress
 from dataclasses import dataclass
@@ -12,7 +11,8 @@ from pathlib import Path
 
 from outrider_core.cache import cache_dir, expanded
 from outrider_core.targets.bundle import FORMAT_VERSION, GRAPH_FILE, MANIFEST_FILE
-from outrider_core.targets.config import TargetConfig, UnsupportedTarget
+from outrider_core.targets.config import BrokenTarget, TargetConfig, UnsupportedTarget
+from outrider_core.targets.gguf_file import is_gguf
 from outrider_core.targets.identity import converted_from, model_identity
 
 DEFAULT_TARGET = "smollm2-135m-instruct"
@@ -57,7 +57,7 @@ class TargetSource:
         if name in ALIASES:
             return cls(name, _alias(name))
         path = expanded(name)
-        if path.is_file() and path.suffix == ".gguf":
+        if path.is_file() and is_gguf(path):
             return cls(name, path)
         if path.is_file():
             raise TargetError(f"{path} is a file, but not a GGUF file; give a model's folder")
@@ -66,7 +66,11 @@ class TargetSource:
                 return cls(name, path)
             if (path / MANIFEST_FILE).is_file() or (path / GRAPH_FILE).is_file():
                 return cls(name, path, prepared=True)
-            raise TargetError(f"{path}: no config.json there, so this is not a model folder")
+            inside = sorted(each for each in path.iterdir() if each.is_file() and is_gguf(each))
+            if len(inside) == 1:
+                return cls(name, inside[0])
+            found = f" but {len(inside)} GGUF files; name one of them" if inside else ", so this is not a model folder"
+            raise TargetError(f"{path}: no config.json there{found}")
         if path.suffix == ".gguf":
             raise TargetError(f"{path}: no such file")
         if path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
@@ -107,33 +111,48 @@ class TargetSource:
         its files are damaged.
         """
         from outrider_core.targets.gguf_tokenizer import check_tokenizer
-        from outrider_core.targets.weights import BrokenWeights, GgufWeights
+        from outrider_core.targets.weights import GgufWeights, folder_weights, read_json
 
         try:
             if self.path.is_file():
                 weights = GgufWeights(self.path)
-                check_tokenizer(weights)
+                check_tokenizer(weights.fields)
                 return weights.config
-            config = TargetConfig.from_json(json.loads((self.path / "config.json").read_text()))
-        except UnsupportedTarget:
-            raise
-        except (BrokenWeights, ValueError, OSError, KeyError) as error:
+            config = TargetConfig.from_json(read_json(self.path / "config.json"))
+            safe = any(self.path.glob("*.safetensors"))
+            if safe:
+                folder_weights(self.path)
+        except BrokenTarget as error:
             raise TargetError(f"{self.name}: the files in {self.path} do not load: {error}") from None
         if not (self.path / "tokenizer.json").is_file():
             raise UnsupportedTarget("there is no tokenizer.json, which a fast tokenizer has")
-        if not any(self.path.glob("*.safetensors")):
+        if not safe:
             raise UnsupportedTarget("its weights are not in the safetensors format")
         return config
 
 
 def eos_ids_of(folder: Path) -> tuple[int, ...]:
-    """Return the end-of-answer ids: union of config.json's and generation_config.json's `eos_token_id`."""
+    """Return the end-of-answer ids of a model folder.
+
+    They are `eos_token_id` of config.json and generation_config.json, and if there is one, the tokens by which its
+    chat template ends turns. Raises BrokenTarget.
+    """
+    from outrider_core.chat.tokenizer import read_template
+    from outrider_core.targets.gguf_tokenizer import turn_ends
+    from outrider_core.targets.weights import read_json
+
     ids: set[int] = set()
     for name in ("config.json", "generation_config.json"):
-        path = folder / name
-        if path.is_file():
-            value = json.loads(path.read_text()).get("eos_token_id")
-            ids.update(value if isinstance(value, list) else [] if value is None else [value])
+        values = read_json(folder / name) if (folder / name).is_file() else {}
+        value = values.get("eos_token_id") if isinstance(values, dict) else None
+        listed = value if isinstance(value, list) else [] if value is None else [value]
+        if not all(isinstance(each, int) for each in listed):
+            raise BrokenTarget(f"{folder / name}: eos_token_id is {value!r}, not a token's id")
+        ids.update(listed)
+    if ids and (folder / "tokenizer.json").is_file():
+        settings = read_json(path) if (path := folder / "tokenizer_config.json").is_file() else {}
+        added = read_json(folder / "tokenizer.json").get("added_tokens", [])
+        ids |= turn_ends(read_template(folder, settings), {token["content"]: token["id"] for token in added})
     return tuple(sorted(ids))
 
 

@@ -7,155 +7,265 @@ Names are those of `transformers`, without the leading "model." of decoder tenso
 from __future__ import annotations
 
 import json
+import math
 import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider_core.targets.config import TargetConfig, UnsupportedTarget
+from outrider_core.targets.config import BrokenTarget, TargetConfig, UnsupportedTarget
+from outrider_core.targets.gguf_config import PAIRED_FAMILIES, ROPE_TENSOR, gguf_config, gguf_name
+from outrider_core.targets.gguf_file import GgufFile
+from outrider_core.targets.gguf_tokenizer import gguf_ends
+from outrider_core.targets.quantised import Quantisation, float8_values
 
 Floats = NDArray[np.float32]
-
-
-class BrokenWeights(ValueError):
-    """The files do not hold what their own headers say. One line that says what is wrong and what to do."""
 
 
 class Weights(Protocol):
     """Where tensors come from."""
 
     def read(self, name: str) -> Floats:
-        """Tensor `name` in float32, in the shape [outputs, inputs] or [outputs]. Raises BrokenWeights."""
+        """Tensor `name` in float32, in the shape that TargetConfig.tensors has for it.
 
-    def __contains__(self, name: object) -> bool: ...
+        Raises BrokenTarget, also for values that are not numbers.
+        """
 
 
 class SafetensorsWeights:
-    """The tensors of a model folder's safetensors files, mapped into memory and converted when read."""
+    """The tensors of a model folder's safetensors files, mapped into memory and converted when read.
 
-    _DTYPES: ClassVar = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
+    Raises BrokenTarget if the files lack a tensor of `config` or hold it in another shape, UnsupportedTarget if they
+    hold one that such a model does not have.
+    """
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._entries: dict[str, tuple[Path, dict[str, Any], int]] = {}
-        for path in _safetensors_files(folder):
-            header, start = _safetensors_header(path)
-            for name, entry in header.items():
-                if name != "__metadata__":
-                    self._entries[name] = (path, entry, start)
-        if not self._entries:
-            raise BrokenWeights(f"{folder}: there are no *.safetensors files with tensors; download the model again")
-
-    def __contains__(self, name: object) -> bool:
-        return isinstance(name, str) and self._stored(name) in self._entries
+    def __init__(self, folder: Path, config: TargetConfig, quantisation: Quantisation | None = None) -> None:
+        self._folder, self._quantisation = folder, quantisation
+        self._entries, extra = _safetensors_entries(folder)
+        self._shapes = config.tensors()
+        shapes = {_stored(name): shape for name, shape in self._shapes.items() if not self._parts(name)}
+        _check_shapes(folder, config, shapes, {name: entry.shape for name, entry in self._entries.items()})
+        used = {*shapes, *(entry.name for name in self._shapes for entry in self._parts(name).values())}
+        unused = [name for name in self._entries if name not in used and not name.endswith(".rotary_emb.inv_freq")]
+        if config.tie_word_embeddings and _HEAD in unused:
+            _check_tied(folder, self._entries[_stored("embed_tokens")], self._entries[_HEAD])
+            unused.remove(_HEAD)
+        if unused or extra:
+            name = (unused or extra)[0]
+            raise UnsupportedTarget(f"it has a tensor {name}, which a model of type {config.family!r} does not have")
 
     def read(self, name: str) -> Floats:
         """See Weights.read."""
-        stored = self._stored(name)
-        if stored not in self._entries:
-            raise BrokenWeights(f"{self._folder}: there is no tensor {stored}; its layout is not that of a causal LM")
-        path, entry, start = self._entries[stored]
-        dtype, shape, (begin, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
-        if dtype not in self._DTYPES:
-            raise BrokenWeights(f"{path}: tensor {stored} is stored as {dtype}, which is not supported")
-        kind = np.dtype(self._DTYPES[dtype])
-        count = int(np.prod(shape, dtype=np.int64))
-        if end - begin != count * kind.itemsize or start + end > path.stat().st_size:
-            raise BrokenWeights(f"{path}: tensor {stored} is cut short; download the file again")
-        raw = np.memmap(path, kind, "r", start + begin, (count,)) if count else np.empty(0, kind)
-        if dtype == "BF16":
-            values: Floats = (raw.astype(np.uint32) << 16).view(np.float32)
-        else:
-            values = raw.astype(np.float32)
-        return values.reshape(shape)
+        if not (parts := self._parts(name)) or self._quantisation is None:
+            return _numbers(self._folder, name, self._entries[_stored(name)].values())
+        try:
+            stored = {part: entry.raw() for part, entry in parts.items()}
+            values = self._quantisation.decode(stored, self._quantisation.options)
+        except (ValueError, IndexError, ArithmeticError, KeyError, TypeError) as error:
+            if isinstance(error, BrokenTarget | UnsupportedTarget):
+                raise
+            raise BrokenTarget(f"{self._folder}: tensors of {name} do not go together: {error}") from None
+        if values.shape != self._shapes[name]:
+            raise BrokenTarget(f"{self._folder}: tensors of {name} make one of the shape {list(values.shape)}")
+        return _numbers(self._folder, name, np.ascontiguousarray(values))
 
-    @staticmethod
-    def _stored(name: str) -> str:
-        plain = name.endswith(".bias")
-        full = name if plain else f"{name}.weight"
-        return full if full.startswith("lm_head") else f"model.{full}"
+    def _parts(self, name: str) -> dict[str, _Entry]:
+        """What is stored of a quantised tensor, by the ends of the names; nothing of one that is not quantised."""
+        if self._quantisation is None or name.endswith(".bias"):
+            return {}
+        base, kinds = _stored(name).removesuffix("weight"), self._quantisation
+        found = {part: self._entries.get(f"{base}{part}") for part in (*kinds.needed, *kinds.optional)}
+        parts = {part: entry for part, entry in found.items() if entry is not None}
+        return parts if len(parts) > 1 and set(kinds.needed) <= set(parts) else {}
 
 
-def _safetensors_files(folder: Path) -> list[Path]:
-    """The files of a model: model.safetensors, else those that its index names, else all. Raises BrokenWeights."""
+#: what a safetensors file stores, as numpy reads it
+_DTYPES = {
+    "F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "F8_E4M3": "u1", "I32": "<i4", "U32": "<u4",
+}  # fmt: skip
+_HEAD = "lm_head.weight"
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """A tensor in a safetensors file; `begin` counts from the file's first byte."""
+
+    path: Path
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int
+
+    def raw(self) -> NDArray[Any]:
+        """Its numbers, with those of BF16 and FP8 in float32."""
+        count = math.prod(self.shape)
+        if self.dtype not in _DTYPES:
+            raise UnsupportedTarget(f"tensor {self.name} is stored as {self.dtype}, which is not supported")
+        kind = np.dtype(_DTYPES[self.dtype])
+        if self.begin + count * kind.itemsize > self.path.stat().st_size:
+            raise BrokenTarget(f"{self.path}: tensor {self.name} is cut short; download the file again")
+        raw: NDArray[Any] = np.memmap(self.path, kind, "r", self.begin, (count,)) if count else np.empty(0, kind)
+        if self.dtype == "BF16":
+            raw = (raw.astype(np.uint32) << 16).view(np.float32)
+        elif self.dtype == "F8_E4M3":
+            raw = float8_values()[raw]
+        return raw.reshape(self.shape)
+
+    def values(self) -> Floats:
+        """In float32."""
+        if self.dtype.startswith(("I", "U")):
+            raise UnsupportedTarget(f"tensor {self.name} is stored as {self.dtype}, which is not supported")
+        return self.raw().astype(np.float32)
+
+
+def _stored(name: str) -> str:
+    full = name if name.endswith(".bias") else f"{name}.weight"
+    return full if full == _HEAD else f"model.{full}"
+
+
+def _check_shapes(
+    path: Path, config: TargetConfig, wanted: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[int, ...]]
+) -> None:
+    for name, shape in wanted.items():
+        if name not in found:
+            raise BrokenTarget(f"{path}: there is no tensor {name}, which a model of type {config.family!r} has")
+        if found[name] != shape:
+            raise BrokenTarget(
+                f"{path}: tensor {name} has the shape {list(found[name])}; by its configuration it is {list(shape)}"
+            )
+
+
+def _check_tied(folder: Path, embedding: _Entry, head: _Entry) -> None:
+    """A head that is stored although it is tied has to be the embedding."""
+    if embedding.shape != head.shape or not np.array_equal(embedding.values(), head.values()):
+        raise UnsupportedTarget(
+            f"{folder}: config.json ties the LM head to the embedding, and the weights hold another one; "
+            "set tie_word_embeddings to false"
+        )
+
+
+def _numbers(path: Path, name: str, values: Floats) -> Floats:
+    if not np.isfinite(values).all():
+        raise BrokenTarget(f"{path}: tensor {name} holds values that are not numbers; download it again")
+    return values
+
+
+def _safetensors_entries(folder: Path) -> tuple[dict[str, _Entry], list[str]]:
+    """(the tensors of a model by name, names of others in its files).
+
+    They are those of model.safetensors, else those that the index names, else those of all files.
+    """
     whole, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
     if whole.is_file():
-        return [whole]
+        return _safetensors_file(whole), []
+    entries, extra = dict[str, _Entry](), list[str]()
     if not index.is_file():
-        return sorted(folder.glob("*.safetensors"))
+        for path in sorted(folder.glob("*.safetensors")):
+            found = _safetensors_file(path)
+            if twice := found.keys() & entries:
+                raise BrokenTarget(
+                    f"{folder}: tensor {min(twice)} is in {entries[min(twice)].path.name} and in {path.name}; "
+                    "remove the file that does not belong to the model"
+                )
+            entries |= found
+        if not entries:
+            raise BrokenTarget(f"{folder}: there are no *.safetensors files with tensors; download the model again")
+        return entries, []
     try:
-        named = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-        paths = [folder / Path(name).name for name in named]
+        places = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        names = {name: Path(place).name for name, place in places.items()}
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise BrokenWeights(f"{index}: not an index of weights; download it again") from None
-    if missing := [path.name for path in paths if not path.is_file()]:
-        raise BrokenWeights(f"{folder}: {missing[0]} is missing, which {index.name} names; download it again")
-    return paths
+        raise BrokenTarget(f"{index}: not an index of weights; download it again") from None
+    for file in sorted(set(names.values())):
+        if not (folder / file).is_file():
+            raise BrokenTarget(f"{folder}: {file} is missing, which {index.name} names; download it again")
+        for name, entry in _safetensors_file(folder / file).items():
+            if names.get(name) == file:
+                entries[name] = entry
+            elif name not in names:
+                extra.append(name)
+    return entries, extra
 
 
-def _safetensors_header(path: Path) -> tuple[dict[str, Any], int]:
-    """(header, where the data begins). Raises BrokenWeights."""
-    with path.open("rb") as file:
-        head = file.read(8)
-        size = struct.unpack("<Q", head)[0] if len(head) == 8 else 0
-        if not 0 < size <= 100_000_000:
-            raise BrokenWeights(f"{path}: not a safetensors file; download it again")
-        try:
-            header: dict[str, Any] = json.loads(file.read(size))
-        except ValueError:
-            raise BrokenWeights(f"{path}: its header is damaged; download it again") from None
-    return header, 8 + size
+def _safetensors_file(path: Path) -> dict[str, _Entry]:
+    """Its tensors by name. Raises BrokenTarget."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(8)
+            size = struct.unpack("<Q", head)[0] if len(head) == 8 else 0
+            if not 0 < size <= 100_000_000:
+                raise BrokenTarget(f"{path}: not a safetensors file; download it again")
+            header = json.loads(file.read(size))
+        entries = dict[str, _Entry]()
+        for name, entry in header.items():
+            if name == "__metadata__":
+                continue
+            (begin, end), shape, dtype = entry["data_offsets"], tuple(entry["shape"]), entry["dtype"]
+            numbers = (begin, end, *shape)
+            if not all(isinstance(number, int) and 0 <= number < 1 << 48 for number in numbers):
+                raise ValueError(f"tensor {name}")
+            known = _DTYPES.get(dtype)
+            if known and end - begin != math.prod(shape) * np.dtype(known).itemsize:
+                raise BrokenTarget(f"{path}: tensor {name} is cut short; download the file again")
+            entries[name] = _Entry(path, name, str(dtype), shape, 8 + size + begin)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        if isinstance(error, BrokenTarget):
+            raise
+        raise BrokenTarget(f"{path}: its header is damaged; download it again") from None
+    except OSError as error:
+        raise BrokenTarget(f"{path} cannot be read: {error.strerror or error}; download it again") from None
+    return entries
+
+
+def read_json(path: Path) -> Any:
+    """What a model folder's JSON file holds. Raises BrokenTarget."""
+    try:
+        return json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise BrokenTarget(f"{path} does not load: {error}; download it again") from None
+
+
+def folder_weights(folder: Path) -> tuple[SafetensorsWeights, TargetConfig]:
+    """A model folder's weights and shapes. Raises UnsupportedTarget and BrokenTarget."""
+    values = read_json(folder / "config.json")
+    config = TargetConfig.from_json(values)
+    return SafetensorsWeights(folder, config, Quantisation.of(values)), config
 
 
 class GgufWeights:
-    """The tensors of a GGUF file, dequantised when read."""
+    """The tensors of a GGUF file, dequantised when read. Raises as SafetensorsWeights does."""
 
     def __init__(self, path: Path) -> None:
-        from gguf import GGUFReader
+        self._file = GgufFile(path)
+        self.config = gguf_config(self._file)
+        shapes = {gguf_name(name): shape for name, shape in self.config.tensors().items()}
+        _check_shapes(path, self.config, shapes, {name: each.shape for name, each in self._file.tensors.items()})
+        if unused := [name for name in self._file.tensors if name not in shapes and name != ROPE_TENSOR]:
+            raise UnsupportedTarget(f"it has a tensor {unused[0]}, which a {self.config.family} model does not have")
 
-        try:
-            self._reader = GGUFReader(str(path))
-        except Exception as error:  # the reader raises many kinds on damaged files
-            raise BrokenWeights(f"{path}: not a GGUF file, or damaged: {error}") from None
-        self._path = path
-        self._tensors = {tensor.name: tensor for tensor in self._reader.tensors}
-        self.config = self._config()
+    @property
+    def fields(self) -> Mapping[str, Any]:
+        """The file's metadata."""
+        return self._file.fields
 
     @property
     def eos_ids(self) -> list[int]:
         """Token ids that end an answer."""
-        end = self.field("tokenizer.ggml.eos_token_id")
-        return [] if end is None else [int(end)]
-
-    def field(self, name: str, default: Any = None) -> Any:
-        """A metadata field's value, or `default`."""
-        found = self._reader.fields.get(name)
-        return default if found is None else found.contents()
-
-    def __contains__(self, name: object) -> bool:
-        return isinstance(name, str) and _gguf_name(name) in self._tensors
+        return gguf_ends(self.fields)
 
     def read(self, name: str) -> Floats:
         """See Weights.read."""
-        from gguf.quants import dequantize
+        stored = gguf_name(name)
+        values = _numbers(self._file.path, stored, self._file.values(stored))
+        if self.config.family in PAIRED_FAMILIES and ".self_attn." in name:
+            values = self._unpaired(name, values)
+        return values
 
-        stored = _gguf_name(name)
-        if stored not in self._tensors:
-            raise BrokenWeights(f"{self._path}: there is no tensor {stored}; its layout is not that of a causal LM")
-        tensor = self._tensors[stored]
-        try:
-            values = dequantize(tensor.data, tensor.tensor_type).astype(np.float32)
-        except NotImplementedError:
-            kind = tensor.tensor_type.name
-            raise BrokenWeights(f"{self._path}: tensor {stored} is stored as {kind}, which is not supported") from None
-        shaped: Floats = values.reshape([int(size) for size in reversed(tensor.shape)])
-        if self.config.family == "llama" and ".self_attn." in name:
-            shaped = self._unpermuted(name, shaped)
-        return shaped
-
-    def _unpermuted(self, name: str, values: Floats) -> Floats:
+    def _unpaired(self, name: str, values: Floats) -> Floats:
         """GGUF stores Llama's query and key rows with the two halves of each rotary pair side by side."""
         part = name.rpartition("self_attn.")[2].partition(".")[0]
         heads = {"q_proj": self.config.num_attention_heads, "k_proj": self.config.num_key_value_heads}.get(part)
@@ -163,56 +273,3 @@ class GgufWeights:
             return values
         paired = values.reshape(heads, self.config.head_dim // 2, 2, *values.shape[1:])
         return np.ascontiguousarray(paired.swapaxes(1, 2)).reshape(values.shape)
-
-    def _config(self) -> TargetConfig:
-        family = self.field("general.architecture")
-
-        def get(name: str, default: Any = None) -> Any:
-            value = self.field(f"{family}.{name}", default)
-            if value is None:
-                raise BrokenWeights(f"{self._path}: its metadata lacks {family}.{name}")
-            return value
-
-        scaling = self.field(f"{family}.rope.scaling.type", "none")
-        if scaling not in ("none", "") or "rope_freqs.weight" in self._tensors:
-            raise UnsupportedTarget("a GGUF file with scaled rotary positions is not supported; use the model folder")
-        heads = int(get("attention.head_count"))
-        values = {
-            "model_type": family,
-            "vocab_size": len(self.field("tokenizer.ggml.tokens", [])) or int(get("vocab_size")),
-            "hidden_size": get("embedding_length"),
-            "intermediate_size": get("feed_forward_length"),
-            "num_hidden_layers": get("block_count"),
-            "num_attention_heads": heads,
-            "num_key_value_heads": get("attention.head_count_kv", heads),
-            "head_dim": self.field(f"{family}.attention.key_length"),
-            "rms_norm_eps": get("attention.layer_norm_rms_epsilon"),
-            "max_position_embeddings": get("context_length"),
-            "rope_theta": get("rope.freq_base", 10_000.0),
-            "tie_word_embeddings": "output.weight" not in self._tensors,
-        }
-        return TargetConfig.from_json(values)
-
-
-_GGUF_PARTS = {
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm",
-}
-_GGUF_NAMES = {"embed_tokens": "token_embd", "norm": "output_norm", "lm_head": "output"}
-
-
-def _gguf_name(name: str) -> str:
-    bare, suffix = (name[: -len(".bias")], ".bias") if name.endswith(".bias") else (name, ".weight")
-    if bare in _GGUF_NAMES:
-        return _GGUF_NAMES[bare] + suffix
-    _, layer, part = bare.split(".", 2)
-    return f"blk.{layer}.{_GGUF_PARTS[part]}{suffix}"

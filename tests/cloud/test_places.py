@@ -175,4 +175,4 @@ def test_a_disk_that_is_full_for_a_tokenizer_is_an_error_of_the_system(small: Pa
     if not source.path.is_file():
         pytest.skip("the default target's file is not installed")
     with pytest.raises(OSError, match="No space left"):
-        write_tokenizer(GgufWeights(source.path), small)
+        write_tokenizer(GgufWeights(source.path).fields, small)

@@ -12,12 +12,11 @@ from numpy.typing import NDArray
 
 from outrider_core.protocol.tree import ROOT, TokenTree
 from outrider_core.targets.batch import BlockRange, routes, slots
-from outrider_core.targets.config import TargetConfig
 from outrider_core.targets.graph import TargetGraph
 from outrider_core.targets.part import POOL_BLOCK
 from outrider_core.targets.products import open_session
 from outrider_core.targets.tables import TableFile
-from outrider_core.targets.weights import SafetensorsWeights
+from outrider_core.targets.weights import folder_weights
 
 Floats = NDArray[np.float32]
 
@@ -27,9 +26,9 @@ class Pool:
 
     def __init__(self, model: Any, folder: Path, blocks: int = 2, bits: int = 8) -> None:
         model.save_pretrained(folder)
-        self.config = TargetConfig.from_json(model.config.to_dict())
+        weights, self.config = folder_weights(folder)
         with TableFile(folder) as tables:
-            graph = TargetGraph(self.config, SafetensorsWeights(folder), 512, tables, bits=bits).build()
+            graph = TargetGraph(self.config, weights, 512, tables, bits=bits).build()
         onnx.save(graph, folder / "target.onnx")
         self.session = open_session(str(folder / "target.onnx"), 1)
         shape = (blocks, self.config.num_key_value_heads, POOL_BLOCK, self.config.head_dim)

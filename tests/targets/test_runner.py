@@ -16,13 +16,12 @@ from outrider_core.protocol.tree import ROOT, TokenTree
 from outrider_core.targets import batch
 from outrider_core.targets import runner as module
 from outrider_core.targets.batch import group_parts
-from outrider_core.targets.config import TargetConfig
 from outrider_core.targets.graph import TargetGraph
 from outrider_core.targets.memory import untouched
 from outrider_core.targets.part import POOL_BLOCK, Part
 from outrider_core.targets.runner import OnnxRunner
 from outrider_core.targets.tables import TableFile
-from outrider_core.targets.weights import SafetensorsWeights
+from outrider_core.targets.weights import folder_weights
 from tests.tiny import tiny_model
 
 PROMPT = [5, 9, 60, 61, 8, 100, 7]
@@ -36,9 +35,9 @@ def model() -> object:
 
 def lower(model: Any, folder: Path, blocks: int = 8) -> OnnxRunner:
     model.save_pretrained(folder)
-    config = TargetConfig.from_json(model.config.to_dict())
+    weights, config = folder_weights(folder)
     with TableFile(folder) as tables:
-        graph = TargetGraph(config, SafetensorsWeights(folder), 512, tables)
+        graph = TargetGraph(config, weights, 512, tables)
         onnx.save(graph.build(), folder / "target.onnx")
     scales = [graph.value_scale(layer) for layer in range(config.num_hidden_layers)]
     return OnnxRunner(folder / "target.onnx", config, scales, blocks * POOL_BLOCK, threads=1)

@@ -1,0 +1,166 @@
+"""What the metadata of a GGUF file says of a model, as TargetConfig. Every key is obeyed, or refused by name."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+from outrider_core.targets.config import FAMILIES, BrokenTarget, TargetConfig, UnsupportedTarget
+from outrider_core.targets.gguf_file import GgufFile
+
+#: families whose query and key rows lie in GGUF files with the two halves of each rotary pair side by side
+PAIRED_FAMILIES = ("llama",)
+#: divides the rotary frequencies
+ROPE_TENSOR = "rope_freqs.weight"
+#: keys behind the family's name that are read below
+_READ = (
+    "vocab_size context_length embedding_length feed_forward_length block_count attention.head_count "
+    "attention.head_count_kv attention.key_length attention.value_length attention.layer_norm_rms_epsilon "
+    "rope.dimension_count rope.freq_base rope.scale_linear rope.scaling.type rope.scaling.factor "
+    "rope.scaling.original_context_length rope.scaling.finetuned rope.scaling.attn_factor "
+    "rope.scaling.yarn_beta_fast rope.scaling.yarn_beta_slow rope.scaling.yarn_log_multiplier"
+)
+#: others that change nothing if they have these values
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "attention.causal": (True,),
+    "attention.clamp_kqv": (0,),
+    "attention.max_alibi_bias": (0,),
+    "attention.sliding_window": (0,),
+    "expert_count": (0,),
+    "expert_used_count": (0,),
+    "logit_scale": (0, 1),
+    "embedding_scale": (0, 1),
+    "residual_scale": (0, 1),
+    "rope.scaling.yarn_ext_factor": (1,),
+    "rope.scaling.yarn_attn_factor": (1,),
+    "tensor_data_layout": ("Meta AI original pth",),
+    "use_parallel_residual": (False,),
+}
+_PARTS = {
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+}
+_NAMES = {"embed_tokens": "token_embd", "norm": "output_norm", "lm_head": "output"}
+
+
+def gguf_name(name: str) -> str:
+    """What GGUF files call a tensor of TargetConfig.tensors."""
+    bare, suffix = (name[: -len(".bias")], ".bias") if name.endswith(".bias") else (name, ".weight")
+    if bare in _NAMES:
+        return _NAMES[bare] + suffix
+    _, layer, part = bare.split(".", 2)
+    return f"blk.{layer}.{_PARTS[part]}{suffix}"
+
+
+def gguf_config(file: GgufFile) -> TargetConfig:
+    """Raise UnsupportedTarget for what is not computed here, BrokenTarget for metadata that makes no sense."""
+    kind, name = file.fields.get("general.type", "model"), file.fields.get("general.architecture")
+    if kind != "model":
+        raise UnsupportedTarget(f"this GGUF file holds no model, but what it calls {kind!r}")
+    family = next((each for each, entry in FAMILIES.items() if entry.gguf == name), "")
+    if not family:
+        TargetConfig.from_json({"model_type": name})
+    keys = _Keys(file, str(name))
+    keys.check()
+    heads, width = keys.number("attention.head_count"), keys.number("embedding_length")
+    key_length = keys.get("attention.key_length", 0)
+    head_dim = keys.number("attention.key_length") if key_length else int(width // heads)
+    for other in ("attention.value_length", "rope.dimension_count"):
+        if keys.get(other, head_dim) != head_dim:
+            raise UnsupportedTarget(f"{name}.{other} {keys.get(other)} beside heads of {head_dim} is not supported")
+    values = {
+        "model_type": family,
+        "vocab_size": len(file.fields.get("tokenizer.ggml.tokens", [])) or keys.number("vocab_size"),
+        "hidden_size": width,
+        "intermediate_size": keys.number("feed_forward_length"),
+        "num_hidden_layers": keys.number("block_count"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": keys.number("attention.head_count_kv", heads),
+        "head_dim": head_dim,
+        "rms_norm_eps": keys.number("attention.layer_norm_rms_epsilon"),
+        "max_position_embeddings": keys.number("context_length"),
+        "rope_theta": keys.number("rope.freq_base", 10_000.0),
+        "rope_scaling": _rope_scaling(keys),
+        "tie_word_embeddings": "output.weight" not in file.tensors,
+    }
+    config = TargetConfig.from_json(values)
+
+    def has(part: str) -> bool:
+        return gguf_name(f"layers.0.{part}.bias") in file.tensors
+
+    return replace(
+        config,
+        attention_bias=config.attention_bias or has("self_attn.q_proj"),
+        output_bias=has("self_attn.o_proj"),
+        mlp_bias=has("mlp.gate_proj") or has("mlp.down_proj"),
+    )
+
+
+class _Keys:
+    """The keys behind a family's name."""
+
+    def __init__(self, file: GgufFile, family: str) -> None:
+        self.file, self._family = file, family
+
+    def check(self) -> None:
+        """Raise UnsupportedTarget for a key that would change something and is not read."""
+        prefix, read = f"{self._family}.", _READ.split()
+        for name, value in self.file.fields.items():
+            key = name.removeprefix(prefix)
+            if key != name and key not in read and value not in _NEUTRAL.get(key, ()):
+                raise UnsupportedTarget(f"a GGUF file with {name} = {str(value)[:40]} is not supported")
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """A key's value, or `default`."""
+        return self.file.fields.get(f"{self._family}.{key}", default)
+
+    def number(self, key: str, default: float | None = None) -> Any:
+        """The same; of a list for all layers, what they agree on. Raises BrokenTarget without a number."""
+        value = self.get(key, default)
+        if isinstance(value, list) and len(set(map(str, value))) == 1:
+            value = value[0]
+        if isinstance(value, list):
+            raise UnsupportedTarget(f"a GGUF file with layers of different {self._family}.{key} is not supported")
+        if not isinstance(value, int | float) or not math.isfinite(value):
+            what = "lacks" if value is None else f"has {str(value)[:40]!r} for"
+            raise BrokenTarget(f"{self.file.path}: its metadata {what} {self._family}.{key}")
+        return value
+
+
+def _rope_scaling(keys: _Keys) -> dict[str, Any]:
+    """`rope_scaling` as config.json has it."""
+    factor = keys.get("rope.scaling.factor", keys.get("rope.scale_linear", 0)) or 1.0
+    kind = keys.get("rope.scaling.type") or "linear"  # what a factor alone means
+    if ROPE_TENSOR in keys.file.tensors:
+        divisors = keys.file.values(ROPE_TENSOR) * (factor if kind == "linear" else 1.0)
+        if kind not in ("linear", "none"):
+            raise UnsupportedTarget(f"a GGUF file with {ROPE_TENSOR} and {kind} scaling is not supported")
+        return {"rope_type": "divided", "factors": divisors.tolist()}
+    if kind == "none" or (kind == "linear" and factor == 1.0):
+        return {}
+    if kind not in ("linear", "yarn"):
+        raise UnsupportedTarget(f"a GGUF file with rotary scaling of type {kind!r} is not supported")
+    options: dict[str, Any] = {"rope_type": kind, "factor": float(factor)}
+    if kind == "yarn":
+        for key, name in (
+            ("original_context_length", "original_max_position_embeddings"),
+            ("yarn_beta_fast", "beta_fast"),
+            ("yarn_beta_slow", "beta_slow"),
+        ):
+            if (value := keys.get(f"rope.scaling.{key}")) is not None:
+                options[name] = value
+        if (gain := keys.get("rope.scaling.attn_factor", 1.0)) != 1.0:
+            options["attention_factor"] = gain * (1.0 + 0.1 * math.log(factor))
+        if log := keys.get("rope.scaling.yarn_log_multiplier", 0):
+            options |= {"mscale": 1.0, "mscale_all_dim": float(log)}
+    return options

@@ -1,0 +1,168 @@
+"""The header of a GGUF file: metadata and where its tensors lie. No torch, and nothing large is read."""
+
+from __future__ import annotations
+
+import math
+import mmap
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outrider_core.targets.config import BrokenTarget, UnsupportedTarget
+
+MAGIC = b"GGUF"
+#: value types of metadata -> how `struct` and numpy read them
+_SCALARS = dict(enumerate("BbHhIif?", start=0)) | {10: "Q", 11: "q", 12: "d"}
+_STRING, _ARRAY = 8, 9
+_ALIGNMENT = "general.alignment"
+#: bounds of a header: far above any model's, and below what would fill the memory
+_MOST_FIELDS, _MOST_TENSORS, _MOST_DIMENSIONS = 65_536, 1 << 20, 4
+
+
+@dataclass(frozen=True)
+class GgufTensor:
+    """shape: [outputs, inputs] or [outputs]. kind: its number in ggml's list of formats. offset: in the file."""
+
+    name: str
+    shape: tuple[int, ...]
+    kind: int
+    offset: int
+
+
+class GgufFile:
+    """fields: metadata by name, numbers as int, float or bool, arrays as lists. tensors: by name.
+
+    Raises BrokenTarget if the file does not hold what it says, UnsupportedTarget for a part of a split file and for a
+    big-endian one.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.fields: dict[str, Any] = {}
+        self.tensors: dict[str, GgufTensor] = {}
+        try:
+            self._read()
+        except (BrokenTarget, UnsupportedTarget):
+            raise
+        except (ValueError, struct.error, IndexError, OverflowError, OSError) as error:
+            raise BrokenTarget(f"{path}: not a GGUF file, or damaged: {error}") from None
+        finally:
+            self.__dict__.pop("_data", None)
+
+    @cached_property
+    def _data(self) -> memoryview:
+        with self.path.open("rb") as file:
+            return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+
+    def _read(self) -> None:
+        self._at = 4
+        if bytes(self._data[:4]) != MAGIC:
+            raise ValueError("it does not begin with GGUF")
+        version = self._number("I")
+        if version and version & 0xFFFF == 0:
+            raise UnsupportedTarget("a big-endian GGUF file is not supported; convert it with gguf_convert_endian.py")
+        if version not in (2, 3):
+            raise ValueError(f"version {version}; 2 and 3 are read")
+        tensors, fields = self._number("Q"), self._number("Q")
+        if fields > _MOST_FIELDS or tensors > _MOST_TENSORS:
+            raise ValueError(f"{fields} fields and {tensors} tensors")
+        for _ in range(fields):
+            name = self._text()
+            if name in self.fields:
+                raise ValueError(f"{name} stands there twice")
+            self.fields[name] = self._value(self._number("I"))
+        if self.fields.get("split.count", 1) not in (0, 1):
+            raise UnsupportedTarget("this is one part of a split GGUF file; join them with llama-gguf-split --merge")
+        found = [self._tensor() for _ in range(tensors)]
+        alignment = self.fields.get(_ALIGNMENT, 32)
+        if not isinstance(alignment, int) or alignment <= 0 or alignment & (alignment - 1):
+            raise ValueError(f"{_ALIGNMENT} {alignment}")
+        begin = -(-self._at // alignment) * alignment
+        for tensor in found:
+            if tensor.name in self.tensors:
+                raise ValueError(f"tensor {tensor.name} stands there twice")
+            self.tensors[tensor.name] = GgufTensor(tensor.name, tensor.shape, tensor.kind, begin + tensor.offset)
+
+    def _take(self, size: int) -> memoryview:
+        if size > len(self._data) - self._at:
+            raise ValueError("it is cut short")
+        self._at += size
+        return self._data[self._at - size : self._at]
+
+    def _number(self, code: str) -> Any:
+        return struct.unpack(f"<{code}", self._take(struct.calcsize(f"<{code}")))[0]
+
+    def _text(self) -> str:
+        return str(self._take(self._number("Q")), "utf-8", "replace")
+
+    def _value(self, kind: int) -> Any:
+        if kind == _STRING:
+            return self._text()
+        if kind != _ARRAY:
+            return self._number(_scalar(kind))
+        kind, count = self._number("I"), self._number("Q")
+        if kind in (_STRING, _ARRAY):
+            if count > len(self._data) - self._at:  # each takes some bytes
+                raise ValueError("it is cut short")
+            read: Callable[[], Any] = self._text if kind == _STRING else lambda: self._value(_ARRAY)
+            return [read() for _ in range(count)]
+        code = np.dtype(f"<{_scalar(kind)}")
+        return np.frombuffer(self._take(count * code.itemsize), code).tolist()
+
+    def _tensor(self) -> GgufTensor:
+        name, dimensions = self._text(), self._number("I")
+        if dimensions > _MOST_DIMENSIONS:
+            raise ValueError(f"tensor {name} has {dimensions} dimensions")
+        shape = [self._number("Q") for _ in range(dimensions)]
+        if math.prod(shape) > 1 << 48:
+            raise ValueError(f"tensor {name} has the shape {shape}")
+        return GgufTensor(name, tuple(reversed(shape)), self._number("I"), self._number("Q"))
+
+    def values(self, name: str) -> NDArray[np.float32]:
+        """A tensor's values, dequantised. Raises BrokenTarget."""
+        from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+        from gguf.quants import dequantize
+
+        tensor = self.tensors[name]
+        try:
+            kind = GGMLQuantizationType(tensor.kind)
+            per_block, block_bytes = GGML_QUANT_SIZES[kind]
+        except (ValueError, KeyError):
+            raise BrokenTarget(
+                f"{self.path}: tensor {name} is stored in format {tensor.kind}, which is unknown"
+            ) from None
+        count = math.prod(tensor.shape)
+        row = tensor.shape[-1] if tensor.shape else 1
+        size = count // per_block * block_bytes
+        if row % per_block or tensor.offset + size > self.path.stat().st_size:
+            raise BrokenTarget(f"{self.path}: tensor {name} is cut short; download the file again")
+        if not count:
+            return np.empty(tensor.shape, np.float32)
+        raw = np.memmap(self.path, np.uint8, "r", tensor.offset, (count // row, size * row // count))
+        try:
+            return dequantize(raw, kind).astype(np.float32).reshape(tensor.shape)
+        except NotImplementedError:
+            raise UnsupportedTarget(
+                f"tensor {name} is stored as {kind.name}, which is not supported; take a file of another quantisation"
+            ) from None
+
+
+def is_gguf(path: Path) -> bool:
+    """Whether a file begins as GGUF files do, whatever it is called."""
+    try:
+        with path.open("rb") as file:
+            return file.read(4) == MAGIC
+    except OSError:
+        return False
+
+
+def _scalar(kind: int) -> str:
+    if kind not in _SCALARS:
+        raise ValueError(f"a value of the unknown type {kind}")
+    return _SCALARS[kind]

@@ -1,0 +1,123 @@
+"""Weights of folders that were quantised by others, as float32. Numpy only.
+
+Each function takes what the folder holds of one linear layer, by the ends of its tensors' names, and the folder's own
+options; it returns the layer's weight [outputs, inputs].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outrider_core.targets.config import BrokenTarget, UnsupportedTarget
+
+Floats = NDArray[np.float32]
+Parts = Mapping[str, NDArray[Any]]
+Options = Mapping[str, Any]
+
+#: where of eight places in 32 bits AWQ puts the first weight, the second, ...
+_AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
+
+
+@dataclass(frozen=True)
+class Quantisation:
+    """How a folder is quantised. name: of the method. needed: of each layer; optional: which some have too."""
+
+    name: str
+    options: Options
+    needed: tuple[str, ...]
+    optional: tuple[str, ...]
+    decode: Callable[[Parts, Options], Floats]
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> Quantisation | None:
+        """Of a config.json's content; None if it is not quantised. Raises UnsupportedTarget for other methods."""
+        options = values.get("quantization_config") or values.get("quantization")
+        if not options:
+            return None
+        if not isinstance(options, dict):
+            raise BrokenTarget("config.json: quantization_config is not an object")
+        name = options.get("quant_method") or ("mlx" if "group_size" in options else "a method without a name")
+        if name == "compressed-tensors" and options.get("format") == "float-quantized":
+            name = "fp8"
+        if name not in _METHODS or options.get("bits", 4) not in _BITS.get(name, (4,)):
+            bits = f" at {options['bits']} bits" if "bits" in options else ""
+            raise UnsupportedTarget(
+                f"this folder is quantised by {name}{bits}, which is not read here (AWQ and GPTQ of 4 bits, MLX of 4 "
+                "and 8, and FP8 are); take the original model, or a GGUF file of it"
+            )
+        return cls(str(name), options, *_METHODS[name])
+
+
+def _unpacked(packed: NDArray[Any], bits: int, axis: int) -> NDArray[np.uint8]:
+    """Numbers of 32 bits as 32 / bits small ones each, the lowest bits first, along `axis`."""
+    shifts = np.arange(0, 32, bits, dtype=np.uint32)
+    words = np.expand_dims(packed.view(np.uint32), axis + 1)
+    small = (words >> shifts.reshape(-1, *[1] * (packed.ndim - axis - 1))) & np.uint32((1 << bits) - 1)
+    shape = list(packed.shape)
+    shape[axis] *= 32 // bits
+    return small.astype(np.uint8).reshape(shape)
+
+
+def _awq(parts: Parts, options: Options) -> Floats:
+    def ordered(packed: NDArray[Any]) -> NDArray[np.float32]:
+        small = _unpacked(packed, 4, 1)
+        return small.reshape(len(small), -1, 8)[:, :, _AWQ_ORDER].reshape(small.shape).astype(np.float32)
+
+    weight, zeros = ordered(parts["qweight"]), ordered(parts["qzeros"])
+    group = len(weight) // len(zeros)
+    scaled: Floats = (weight - zeros.repeat(group, 0)) * parts["scales"].astype(np.float32).repeat(group, 0)
+    return scaled.T
+
+
+def _gptq(parts: Parts, options: Options) -> Floats:
+    weight = _unpacked(parts["qweight"], 4, 0).astype(np.float32)
+    zeros = _unpacked(parts["qzeros"], 4, 1).astype(np.float32)
+    if options.get("checkpoint_format", "gptq") == "gptq":  # the first version stores one less
+        zeros += 1
+    group = parts["g_idx"] if "g_idx" in parts else np.arange(len(weight)) // (len(weight) // len(zeros))
+    scaled: Floats = (weight - zeros[group]) * parts["scales"].astype(np.float32)[group]
+    return scaled.T
+
+
+def _mlx(parts: Parts, options: Options) -> Floats:
+    weight = _unpacked(parts["weight"], options["bits"], 1).astype(np.float32)
+    group = int(options["group_size"])
+    scales, biases = (parts[name].astype(np.float32).repeat(group, 1) for name in ("scales", "biases"))
+    scaled: Floats = weight * scales + biases
+    return scaled
+
+
+def _fp8(parts: Parts, options: Options) -> Floats:
+    weight = parts["weight"].astype(np.float32)
+    scale = parts["weight_scale_inv"] if "weight_scale_inv" in parts else parts["weight_scale"]
+    scale = np.atleast_2d(scale.astype(np.float32))
+    block = [-(-whole // some) for whole, some in zip(weight.shape, scale.shape, strict=True)]
+    if given := options.get("weight_block_size"):
+        block = [int(size) for size in given]
+    spread = scale.repeat(block[0], 0).repeat(block[1], 1)
+    scaled: Floats = weight * spread[: weight.shape[0], : weight.shape[1]]
+    return scaled
+
+
+def float8_values() -> Floats:
+    """The values of the 256 bytes as FP8 E4M3 has them."""
+    byte = np.arange(256)
+    exponent, mantissa = (byte >> 3) & 15, byte & 7
+    small = exponent == 0
+    size = np.where(small, mantissa / 8 * 2.0**-6, (1 + mantissa / 8) * 2.0 ** (exponent - 7.0))
+    size = np.where((byte & 127) == 127, np.nan, size)
+    return np.where(byte & 128, -size, size).astype(np.float32)
+
+
+_METHODS: dict[str, tuple[tuple[str, ...], tuple[str, ...], Callable[[Parts, Options], Floats]]] = {
+    "awq": (("qweight", "qzeros", "scales"), (), _awq),
+    "gptq": (("qweight", "qzeros", "scales"), ("g_idx",), _gptq),
+    "mlx": (("weight", "scales", "biases"), (), _mlx),
+    "fp8": (("weight",), ("weight_scale", "weight_scale_inv", "input_scale", "activation_scale"), _fp8),
+}
+_BITS = {"mlx": (4, 8), "fp8": (4, 8)}
