@@ -68,17 +68,15 @@ class TinySource(TargetSource):
         return self.ends
 
 
-def lowered(
-    model: Any, folder: Path, calibrate: bool = False, eos_ids: Iterable[int] = (), max_context: int = 256
-) -> TargetBundle:
-    """A tiny model with its tokenizer as a bundle; calibrate: on its answers up to eos_ids, as a verifier does."""
+def lowered(model: Any, folder: Path, eos_ids: Iterable[int] = (), max_context: int = 256) -> TargetBundle:
+    """A tiny model with its tokenizer as the 8-bit bundle that a verifier makes of it."""
     from tests.tiny import tiny_tokenizer  # torch, which the oracle does without
 
     source = folder / "source"
     model.save_pretrained(source)
     tiny_tokenizer(model.config.vocab_size).save_pretrained(source)
     place = folder / "bundle"
-    return make_target_bundle(TinySource("tiny", source, ends=tuple(eos_ids)), place, max_context, calibrate=calibrate)
+    return make_target_bundle(TinySource("tiny", source, ends=tuple(eos_ids)), place, max_context, calibrate=False)
 
 
 def tiny_truth(
@@ -87,5 +85,5 @@ def tiny_truth(
     """What a verifier of this tiny model answers on the CPU, in as many tokens."""
     ends = tuple(eos_ids)
     with tempfile.TemporaryDirectory() as folder:
-        made = lowered(model, Path(folder), True, ends)
+        made = lowered(model, Path(folder), ends)
         return plain_decode_8bit(made, prompt, sampling, max_new, ends)
