@@ -45,11 +45,12 @@ export class Verifier {
   private constructor(
     readonly port: number,
     private readonly module: string[],
+    private readonly flags: string[],
   ) {}
 
-  /** module: what Python runs in place of the verifier itself. */
-  static async start(module = ["cloud.verifier"]): Promise<Verifier> {
-    const verifier = new Verifier(await freePort(), module);
+  /** module: what Python runs in place of the verifier itself. flags: further ones. */
+  static async start(module = ["cloud.verifier"], flags: string[] = []): Promise<Verifier> {
+    const verifier = new Verifier(await freePort(), module, flags);
     await verifier.start();
     return verifier;
   }
@@ -59,7 +60,17 @@ export class Verifier {
   }
 
   async start(): Promise<void> {
-    const flags = ["--port", `${this.port}`, "--page", PAGE, "--page-bundle", BUNDLE, "--max-model-len", "1024"];
+    const flags = [
+      "--port",
+      `${this.port}`,
+      "--page",
+      PAGE,
+      "--page-bundle",
+      BUNDLE,
+      "--max-model-len",
+      "1024",
+      ...this.flags,
+    ];
     const env = { ...process.env, PYTHONPATH: ROOT, OMP_NUM_THREADS: "1" };
     const child = spawn(PYTHON, ["-m", ...this.module, ...flags], {
       cwd: ROOT,

@@ -54,7 +54,7 @@ def streamed(*parts: Delta | Ending | ApiError, include_usage: bool = False) -> 
 def test_whole_answer() -> None:
     body = json.loads(json.dumps(asyncio.run(writer().whole(answer(Delta("ab"), Delta("c"), ENDING)))))
     assert body["object"] == "chat.completion" and body["model"] == "tiny"
-    message = {"role": "assistant", "content": "abc"}
+    message = {"role": "assistant", "content": "abc", "refusal": None, "annotations": []}
     assert body["choices"] == [{"index": 0, "message": message, "logprobs": None, "finish_reason": "stop"}]
     assert body["usage"] == USAGE
     assert body["outrider"] == {"unverified": False}

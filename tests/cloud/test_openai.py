@@ -166,7 +166,7 @@ def test_fields_of_a_whole_answer(url: str) -> None:
         "choices": [
             {
                 "index": 0,
-                "message": {"role": "assistant", "content": words(drawn)},
+                "message": {"role": "assistant", "content": words(drawn), "refusal": None, "annotations": []},
                 "logprobs": None,
                 "finish_reason": "length",
             }

@@ -43,9 +43,10 @@ def test_requests_at_once_are_answered_as_one_by_one(endpoint: Tried) -> None:
 
 
 def test_a_client_that_hangs_up_keeps_nobody_waiting(endpoint: Tried) -> None:
+    """More of them than an endpoint answers at once; their answers would take many times as long as an answer may."""
     want, headers = content(post(endpoint)), {"Authorization": f"Bearer {KEY}"}
-    for _ in range(4):
-        asked = body(endpoint, stream=True, max_tokens=400)
+    for _ in range(40):
+        asked = body(endpoint, stream=True, max_tokens=1900, logit_bias={"2": -100, "0": -100})
         url = f"{endpoint.url}/chat/completions"
         with httpx.stream("POST", url, json=asked, headers=headers, timeout=ANSWER) as stream:
             next(stream.iter_lines())
@@ -59,9 +60,15 @@ def test_content_parts_are_one_text(endpoint: Tried) -> None:
 
 @pytest.mark.parametrize("role", ["system", "developer"])
 def test_instructions_are_read(endpoint: Tried, role: str) -> None:
-    messages = [{"role": role, "content": "You speak French."}, {"role": "user", "content": "Say hi."}]
-    answer, plain = post(endpoint, messages=messages).json()["usage"], post(endpoint).json()["usage"]
-    assert answer["prompt_tokens"] != plain["prompt_tokens"]
+    """They change the answer, and count as they are long."""
+    question = {"role": "user", "content": "Say hi."}
+
+    def asked(instructions: str) -> httpx.Response:
+        return post(endpoint, messages=[{"role": role, "content": instructions}, question], max_tokens=24)
+
+    french, long = asked("You speak French only."), asked("You speak French only." + " Bien sûr." * 20)
+    assert content(french) != content(asked("You are a pirate. You only ever say: arrr!"))
+    assert long.json()["usage"]["prompt_tokens"] >= french.json()["usage"]["prompt_tokens"] + 40
 
 
 def test_text_of_any_script_comes_whole(endpoint: Tried) -> None:

@@ -290,14 +290,14 @@ class _WholeChoice:
         self._arguments[-1].append(part.call.arguments)
 
     def message(self) -> dict[str, Any]:
-        text = "".join(self._text)
+        text, said = "".join(self._text), {"role": "assistant", "refusal": None, "annotations": []}
         if not self._calls:
-            return {"role": "assistant", "content": text}
+            return {**said, "content": text}
         calls = [
             {"id": call["id"], "type": "function", "function": {"name": call["name"], "arguments": "".join(pieces)}}
             for call, pieces in zip(self._calls, self._arguments, strict=True)
         ]
-        return {"role": "assistant", "content": text or None, "tool_calls": calls}
+        return {**said, "content": text or None, "tool_calls": calls}
 
 
 async def _from_the_start(answer: AnswerParts) -> AsyncIterator[Delta | Ending | None]:

@@ -170,14 +170,16 @@ class ResponseRequest(Fields, kw_only=True):
         form = self.text.format if self.text and self.text.format else Format("text")
         shown = {key: value for key, value in msgspec.to_builtins(form).items() if value is not None}
         return {
+            "frequency_penalty": self.frequency_penalty or 0.0,
             "instructions": self.instructions,
             "max_output_tokens": self.max_output_tokens,
             "metadata": self.metadata or {},
             "parallel_tool_calls": self.parallel_tool_calls is not False,
+            "presence_penalty": self.presence_penalty or 0.0,
             "temperature": 1.0 if self.temperature is None else self.temperature,
             "text": {"format": shown},
             "tool_choice": self.tool_choice or "auto",
-            "tools": self.tools or [],
+            "tools": [{**dict.fromkeys(("description", "parameters", "strict")), **tool} for tool in self.tools or ()],
             "top_logprobs": self.top_logprobs or 0,
             "top_p": 1.0 if self.top_p is None else self.top_p,
         }
