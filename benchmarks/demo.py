@@ -1,4 +1,4 @@
-"""`make demo`: one verifier process, real questions, trees to look at, a link that dies and comes back."""
+"""`make demo`: a real verifier, real questions, draft trees to look at, and a link that dies and comes back."""
 
 from __future__ import annotations
 
@@ -37,13 +37,18 @@ MAX_NEW = 120
 #: of the pinned trees: on a CPU every node costs the verifier time; a GPU has room for 32 and more
 SHAPE = TreeShape(nodes=12)
 DRAFTED = "green underline2"  # a token that this device proposed and the target would have written
+NEXT = """
+Try next:
+  .venv/bin/outrider chat       talk to the same model, with both ends in one process
+  .venv/bin/outrider serve      an OpenAI-style endpoint on this device, http://127.0.0.1:8766/v1
+  make web && .venv/bin/outrider verifier      a page that drafts in your browser, http://127.0.0.1:8765"""
 CUT_AFTER = 30  # verified tokens
 ALONE = 40  # provisional tokens before the verifier is started again
 BADGES = {
     "connecting": ("connecting", "dim"),
     "verified": ("● cloud-verified", "bold green"),
-    "alone": ("▲ link down: the drafter writes alone", "bold yellow"),
-    "understudy": ("▲ link down: the understudy writes alone", "bold yellow"),
+    "alone": ("▲ offline: the drafter is writing", "bold yellow"),
+    "understudy": ("▲ offline: the understudy is writing", "bold yellow"),
     "waiting": ("○ waiting for the link", "bold red"),
 }
 
@@ -82,9 +87,9 @@ async def ask(runtime: EdgeRuntime, question: str, console: Console) -> Finished
 
 
 async def decode_plainly(runtime: EdgeRuntime, plain: VerifierProcess, question: str, console: Console) -> PlainAnswer:
-    """The same question to the full model alone, token by token. plain: a verifier that foresees nothing."""
+    """The same question to the full model, one token a step. plain: a verifier that does not speculate."""
     prompts = [runtime.encode_prompt(question)]
-    with console.status("the same question by plain decoding: the full model alone, token by token"):
+    with console.status("the same question by plain decoding: the full model, one token at a time"):
         return (await plain_decode(plain.address, runtime.bundle, prompts, Sampling(), MAX_NEW))[0]
 
 
@@ -134,23 +139,23 @@ async def ask_with_cut(
                 rolled_back += event.count
             if count >= CUT_AFTER and not killed:
                 verifier.kill()
-                killed, note = time.monotonic(), "the verifier process was just killed"
+                killed, note = time.monotonic(), "the verifier was just killed"
             if killed and not restarted and (alone >= ALONE or time.monotonic() - killed > 5):
                 verifier.start()
-                restarted, note = time.monotonic(), f"verifier restarting; {alone} tokens written alone so far"
+                restarted, note = time.monotonic(), f"the verifier is restarting; {alone} tokens written offline"
             if resumed:
-                note = f"back: {kept} of {alone} provisional tokens kept, {rolled_back} rolled back"
+                note = f"online again: {kept} of {alone} offline tokens kept, {rolled_back} replaced"
             live.update(panel(CUT_QUESTION, event, state, note))
     assert isinstance(last, Finished)
     stats = last.stats
-    fate = f"then checked by the full model: {kept} tokens kept, {rolled_back} rolled back"
+    fate = f"then checked by the full model: {kept} tokens kept, {rolled_back} replaced"
     body = Text(draft, style="yellow underline")
-    console.print(Panel(body, title="What the device wrote alone", title_align="left", subtitle=fate))
+    console.print(Panel(body, title="What the device wrote offline", title_align="left", subtitle=fate))
     if understudy := runtime.bundle.manifest.understudy:
         console.print(
-            f"The drafter wrote the first of it; then the understudy, {understudy.name} at {understudy.bits} bits. "
-            "With this small default pair these are the full model's own weights; for a target of 8 billion parameters "
-            "an understudy of its family with half a billion or one would do.",
+            f"The drafter wrote the first words, then the understudy took over: {understudy.name} at {understudy.bits} "
+            "bits. In this small default pair it is the full model itself; for a target of 8 billion parameters you "
+            "would take a model of its family with 0.5 or 1 billion.",
             style="dim",
             highlight=False,
         )
@@ -170,13 +175,13 @@ async def run(options: argparse.Namespace, console: Console) -> dict[str, Any]:
     token_by_token = VerifierProcess(options.drafter, Path("build/verifier.log"), *PLAIN_STREAMS)
     console.rule("[bold]Outrider: drafted on this device, verified in the cloud")
     console.print(
-        "Two processes: this one drafts token trees with the small exported model, the other one (the verifier) "
-        "holds the full model and checks each tree in one pass. (A third one decodes plainly, to compare with.)\n"
-        "[bold]Plain text[/] is verified: the full model's own words. "
-        "[yellow underline]Yellow underlined text[/] was written by the device alone.\n"
+        "This process is the device: it drafts trees of tokens with a small model. A second process, the verifier, "
+        "runs the full model and checks each tree in one pass. A third one only decodes plainly, to compare with.\n"
+        "[bold]Plain text[/] is verified: it is the full model's own. "
+        "[yellow underline]Yellow underlined text[/] was written offline and is not verified yet.\n"
     )
     try:
-        with console.status("starting the verifier (the first start converts the model, about 20 s)"):
+        with console.status("starting the verifier"):
             verifier.start()
             await asyncio.to_thread(verifier.wait_ready)
             token_by_token.start()  # to compare with, one step a token
@@ -185,20 +190,20 @@ async def run(options: argparse.Namespace, console: Console) -> dict[str, Any]:
             options.bundle, verifier.address, shape=SHAPE, pinned=Pinned(mode="tree")
         ) as runtime:
             console.print(
-                f"[bold]1.[/] In trees. [{DRAFTED}]Green text[/] was proposed by this device and accepted: every "
-                "stretch of it and the plain token behind it took one pass of the full model"
+                f"[bold]1.[/] Draft trees. [{DRAFTED}]Green tokens[/] were drafted on this device; each green run plus "
+                "the next token cost one pass of the full model."
             )
             trees = await ask_in_trees(runtime, QUESTIONS[0], console)
         async with EdgeRuntime.from_bundle(options.bundle, verifier.address) as runtime:
             console.print(
-                "\n[bold]2.[/] As an app would ask: the device measures whether trees or the target's own stream bring "
-                "more, and takes that"
+                "\n[bold]2.[/] As an app asks: the device measures which is faster, drafting or the full model's own "
+                "stream, and uses that."
             )
             answers, plain = [], []
             for question in QUESTIONS:  # taking turns: a machine's speed changes in the course of a minute
                 answers.append(await ask(runtime, question, console))
                 plain.append(await decode_plainly(runtime, token_by_token, question, console))
-            console.print("\n[bold]3.[/] The verifier dies in mid-answer (SIGKILL) and is started again later")
+            console.print("\n[bold]3.[/] The verifier is killed in mid-answer, and started again later.")
             cut, outage = await ask_with_cut(runtime, verifier, console)
             plain.append(await decode_plainly(runtime, token_by_token, CUT_QUESTION, console))
     finally:
@@ -248,7 +253,7 @@ def show(figures: dict[str, Any], console: Console) -> None:
     same = sum(figures["same_text_as_plain_decoding"])
     rows = [
         ("trees: tokens, in checks by the target", f"{trees['tokens']} in {trees['rounds']}"),
-        ("trees: tau, tokens committed per check", f"{trees['tau']:.2f}"),
+        ("trees: tau, tokens per check", f"{trees['tau']:.2f}"),
         ("trees: bytes up / down per round", f"{trees['bytes_up_per_round']} / {trees['bytes_down_per_round']}"),
         ("trees: tokens/s", f"{trees['tokens_per_second']:.1f}"),
         ("as the device chose: tokens/s", f"{figures['tokens_per_second']:.1f}"),
@@ -258,9 +263,9 @@ def show(figures: dict[str, Any], console: Console) -> None:
             "answers equal to plain decoding, token for token",
             f"{same} of {len(figures['same_text_as_plain_decoding'])}",
         ),
-        ("at the cut: first token alone after", f"{max(cut['stall_seconds'], default=0) * 1e3:.0f} ms"),
+        ("at the cut: first offline token after", f"{max(cut['stall_seconds'], default=0) * 1e3:.0f} ms"),
         (
-            "written alone (by the understudy) / kept / rolled back",
+            "written offline (by the understudy) / kept / replaced",
             f"{cut['provisional']} ({cut['by_understudy']}) / {cut['kept']} / {cut['rolled_back']}",
         ),
         ("final text after the cut equals plain decoding", "yes" if cut["same_text_as_plain_decoding"] else "NO"),
@@ -268,6 +273,7 @@ def show(figures: dict[str, Any], console: Console) -> None:
     for name, value in rows:
         table.add_row(name, value)
     console.print(table)
+    console.print(NEXT, highlight=False)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -1,4 +1,4 @@
-"""The example app on the tiny stack: killed in mid-answer, started again, and the text is the target's."""
+"""The example app and the README's script on the tiny stack. The app is killed in mid-answer and started again."""
 
 from __future__ import annotations
 
@@ -74,3 +74,22 @@ def test_the_example_app_says_in_one_line_what_is_wrong(tmp_path: Path) -> None:
         [sys.executable, str(APP), "--bundle", str(tmp_path)], capture_output=True, text=True, cwd=tmp_path
     )
     assert done.returncode == 1 and done.stderr.startswith("error: ") and len(done.stderr.splitlines()) == 1
+
+
+def test_the_script_of_the_readme_prints_the_answer(folders: Folders, bundle: Bundle, tmp_path: Path) -> None:
+    question = "w5 w9 w11"
+    prompt = bundle.render_chat([{"role": "user", "content": question}])
+    truth = bundle.tokenizer.decode(oracle(folders, prompt, Sampling()), skip_special_tokens=True)
+    script = (APP.parents[1] / "README.md").read_text().split("```python\n")[1].split("```")[0]
+    with serve(make_verifier(folders)) as address:
+        for printed, ours in (
+            ("build/bundle", str(folders[2])),
+            ("127.0.0.1:8765", address),
+            ("Why is the sky blue?", question),
+            ("200", str(MAX_NEW)),
+        ):
+            assert printed in script
+            script = script.replace(printed, ours)
+        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=HANG)
+    assert done.returncode == 0 and done.stdout.splitlines()[-1] == f"{truth}[]", done
+    assert len(script.splitlines()) == 5
