@@ -25,11 +25,11 @@ from cloud.server.stream import Stream
 from cloud.settings import Settings
 from cloud.telemetry import log
 from cloud.telemetry.metrics import CONTENT_TYPE
-from cloud.telemetry.tracing import Traced, trace_of
 from outrider_core.chat.api.app import api_app, api_routes, probe_routes
 from outrider_core.chat.api.errors import ApiError
 from outrider_core.protocol.wire import SUBPROTOCOL
 from outrider_core.serving import PageRules, bearer, is_loopback
+from outrider_core.tracing import Traced, trace_of
 
 HELLO_SECONDS = 10.0
 FOREIGN = (
@@ -77,11 +77,12 @@ class App:
         if verifier.tokenizer is not None:
             backend = EngineBackend(verifier, verifier.model_name, verifier.tokenizer, self.admit, self.gate)
             routes += api_routes(backend)
-        app, paths = (
-            api_app(routes, settings.allow_origin, self._lifespan),
-            {getattr(each, "path", "") for each in routes},
-        )
-        self.asgi: ASGIApp = Traced(app, verifier.metrics, {path for path in paths if "{" not in path})
+        counted = {getattr(each, "path", "") for each in routes}  # strangers may ask for any number of others
+
+        def replied(path: str, status: int) -> None:
+            verifier.metrics.http_requests.labels(path if path in counted else "other", str(status)).inc()
+
+        self.asgi: ASGIApp = Traced(api_app(routes, settings.allow_origin, self._lifespan), replied)
 
     async def drain(self, seconds: float) -> None:
         """Accept nothing new, tell the devices, let rounds under way end for at most `seconds`, close the sockets."""

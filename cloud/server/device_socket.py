@@ -12,7 +12,7 @@ from cloud.server.connection import Connection
 from cloud.server.limits import BYTES_PER_FRAME, FRAMES_PER_SECOND, Account, Bucket
 from cloud.server.service import Verifier
 from cloud.server.stream import Stream
-from cloud.telemetry.tracing import trace_of
+from outrider_core.tracing import trace_of
 
 
 class DeviceSocket:

@@ -25,7 +25,6 @@ from cloud.server.limits import BYTES_PER_TOKEN, Account, Gate, RefusalReason
 from cloud.server.service import Verifier
 from cloud.telemetry import log
 from cloud.telemetry.metrics import ERROR
-from cloud.telemetry.tracing import trace_of
 from outrider_core.chat.api.constraints import field_of
 from outrider_core.chat.api.errors import ApiError
 from outrider_core.chat.api.fields import ApiRequest, token_limit
@@ -35,6 +34,7 @@ from outrider_core.chat.tokenizer import ChatTokenizer
 from outrider_core.protocol.constraint import Constraint, Rules
 from outrider_core.protocol.ending import FinishReason
 from outrider_core.protocol.text import Detokeniser, StopStrings
+from outrider_core.tracing import trace_of
 
 
 class EngineBackend:

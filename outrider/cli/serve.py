@@ -45,6 +45,7 @@ from outrider_core.chat.api.replies import Delta, Ending, ReplyWriter
 from outrider_core.http_protocol import KEEP_ALIVE, HttpProtocol
 from outrider_core.protocol.ending import COMPLETE, FinishReason
 from outrider_core.serving import PageRules, bearer
+from outrider_core.tracing import Traced
 
 #: requests that may wait behind the one being answered
 MOST_WAITING = 8
@@ -93,7 +94,7 @@ class Endpoint:
         self.completions = set[DeviceCompletion]()
         self.worker = ThreadPoolExecutor(1, "tokenizer")  # a long conversation would hold up the event loop
         self.request_seconds, self.unread_seconds = HEAD_SECONDS, READ_SECONDS
-        self.app = api_app([*probe_routes(self._healthz, self._readyz), *api_routes(self)], list(origins))
+        self.app = Traced(api_app([*probe_routes(self._healthz, self._readyz), *api_routes(self)], list(origins)))
 
     async def drain(self, seconds: float) -> None:
         """Begin nothing more, let the answer under way end for at most `seconds`, refuse the rest."""

@@ -280,7 +280,9 @@ def test_pages_that_use_openais_client_get_their_preflight(served: Served, path:
     allowed = httpx.options(f"{served.root}{path}", headers={"Origin": PAGE, **asks}, timeout=HANG)
     names = {name.strip().lower() for name in allowed.headers["access-control-allow-headers"].split(",")}
     assert allowed.status_code == 200 and names >= set(STAINLESS.split(","))
-    answer = httpx.post(f"{served.root}{path}", json={}, headers={"Origin": PAGE}, timeout=HANG)
+    headers = {"Origin": PAGE, "X-Request-Id": "mine.1"}
+    answer = httpx.post(f"{served.root}{path}", json={}, headers=headers, timeout=HANG)
+    assert answer.headers["x-request-id"] == "mine.1"
     exposed = {name.strip() for name in answer.headers["access-control-expose-headers"].split(",")}
     assert exposed >= {"retry-after", "x-request-id", "x-outrider-ignored"}
 

@@ -1,15 +1,13 @@
-"""Request ids end to end: taken over from the client or made here, sent back, logged; and replies counted by status."""
+"""Request ids end to end: taken over from the client or made here, sent back, logged."""
 
 from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Collection
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-
-from cloud.telemetry.metrics import Metrics
 
 #: where an app finds its `Trace`, in the ASGI scope
 TRACE = "outrider_trace"
@@ -41,11 +39,11 @@ def trace_of(scope: Scope) -> Trace:
 class Traced:
     """An ASGI app whose requests and WebSockets have ids. X-Request-Id and traceparent are echoed.
 
-    paths: that are counted by name; strangers may ask for any number of others.
+    replied(path, status): called as each reply begins; 101 where a WebSocket is accepted.
     """
 
-    def __init__(self, app: ASGIApp, metrics: Metrics, paths: Collection[str]) -> None:
-        self._app, self._metrics, self._paths = app, metrics, frozenset(paths)
+    def __init__(self, app: ASGIApp, replied: Callable[[str, int], None] = lambda path, status: None) -> None:
+        self._app, self._replied = app, replied
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
@@ -61,8 +59,7 @@ class Traced:
         async def traced(message: Message) -> None:
             if message["type"] in _STARTS:
                 message["headers"] = [*message.get("headers", ()), *echoed]
-                path = scope["path"] if scope["path"] in self._paths else "other"
-                self._metrics.http_requests.labels(path, str(message.get("status", 101))).inc()
+                self._replied(scope["path"], message.get("status", 101))
             await send(message)
 
         await self._app(scope, receive, traced)
