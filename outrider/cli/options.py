@@ -37,7 +37,9 @@ class DeviceOptions:
     """What every command of the device needs."""
 
     bundle: Path | None = _flag(  # noqa: RUF009 - a Path is immutable
-        None, "folder that export wrote; default: one of the default model, made once and kept in the cache", read=Path
+        None,
+        "folder that export wrote; default: the default model's in the cache, which chat, generate and serve make",
+        read=Path,
     )
     server: str | None = _flag(
         None,

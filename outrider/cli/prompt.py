@@ -132,7 +132,7 @@ class Keyboard:
 
 def _open_history() -> Callable[[str], None] | None:
     """Load the lines of earlier starts; returns what keeps one more. They lie in the cache, for this user alone."""
-    if readline is None:
+    if readline is None or os.environ.get("OUTRIDER_NOHISTORY"):
         return None
     with contextlib.suppress(OSError):  # a home that cannot be written: lines of this start alone come back
         path = cache_dir() / "history"

@@ -507,6 +507,12 @@ def test_a_chat_goes_offline_and_comes_back(folders: Folders, bundle: Bundle, ta
     assert f"verifier: {address}" in said and "/offline is on" in said
 
 
+def test_a_user_who_wants_no_history_has_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path))
+    monkeypatch.setenv("OUTRIDER_NOHISTORY", "1")
+    assert _open_history() is None and not [*tmp_path.iterdir()]
+
+
 def test_a_home_that_cannot_be_written_costs_the_history_alone(
     talk: Talk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
