@@ -396,7 +396,7 @@ def run_in_pty(command: list[str], script: list[tuple[bytes, bytes]], environmen
     """Exit status and output of a command on a terminal. script: (text to wait for, keys to press then)."""
     process, end = pty.fork()
     if process == 0:
-        os.execve(sys.executable, command, environment)
+        os.execve(sys.executable, command, {"OUTRIDER_NOHISTORY": "1", **environment})
     said, seen, deadline = b"", 0, time.monotonic() + HANG
     try:
         for wanted, keys in script:
@@ -427,7 +427,7 @@ def test_lines_of_an_earlier_start_come_back(folders: Folders, tmp_path: Path) -
     """And messages of several lines are one question; the arrow up is what a terminal sends for it."""
     command = [sys.executable, "-m", "outrider", "chat", "--bundle", str(folders[2]), "--threads", "1", "--max-tokens",
                "4", "--journal", str(tmp_path / "chat.json")]  # fmt: skip
-    environment = {**os.environ, "OUTRIDER_CACHE": str(tmp_path / "cache"), "TERM": "xterm"}
+    environment = {**os.environ, "OUTRIDER_CACHE": str(tmp_path / "cache"), "TERM": "xterm", "OUTRIDER_NOHISTORY": ""}
     script = [
         (b"you> ", b"w5 \\\nw6\n"),
         (b"ended by", b""),
