@@ -290,7 +290,8 @@ class _WholeChoice:
         self._arguments[-1].append(part.call.arguments)
 
     def message(self) -> dict[str, Any]:
-        text, said = "".join(self._text), {"role": "assistant", "refusal": None, "annotations": []}
+        text = "".join(self._text)
+        said: dict[str, Any] = {"role": "assistant", "refusal": None, "annotations": []}
         if not self._calls:
             return {**said, "content": text}
         calls = [
