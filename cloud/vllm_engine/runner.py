@@ -58,7 +58,7 @@ class VllmRunner:
                 tokens += len(request.tokens)
         run()
         self._elsewhere = step.elsewhere
-        values, order = torch.cat(logits), [places[row] for row in step.wanted]
+        values, order = torch.cat(logits) if len(logits) > 1 else logits[0], [places[row] for row in step.wanted]
         if order != list(range(len(values))):
             values = values[torch.tensor(order, device=values.device)]
         return TorchLogits(values, step.depths)

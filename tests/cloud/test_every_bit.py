@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
@@ -20,6 +20,7 @@ from cloud.onnx_engine.loading import load_model
 from cloud.server.service import Verifier
 from cloud.settings import Settings
 from outrider_core.chat.tokenizer import open_chat_tokenizer
+from outrider_core.protocol.constraint import Rules
 from outrider_core.protocol.sampling import Sampling, draw
 from outrider_core.protocol.tree import ROOT
 from outrider_core.protocol.wire import Verdict
@@ -132,6 +133,7 @@ def answer(
     prompts: Sequence[Text],
     samplings: Sequence[Sampling],
     truths: Sequence[tuple[Text, list[bytes]]],
+    rules: Callable[[int], Rules | None] = lambda index: None,
 ) -> list[Text]:
     """Sessions that are asked in turns, by random trees, until each has written its truth; some are opened anew."""
     ids, texts = [os.urandom(16) for _ in prompts], list(prompts)
@@ -144,7 +146,7 @@ def answer(
                 seqs[index] += 1
                 known = max(len(prompts[index]), len(texts[index]) - rng.randrange(8))  # what came last was lost
                 texts[index] = texts[index][:known]
-                direct.open(ids[index], texts[index], seqs[index], samplings[index])
+                direct.open(ids[index], texts[index], seqs[index], samplings[index], rules=rules(index))
         for index in waiting:
             tree = random_tree(rng, truths[index][0][len(texts[index]) :], direct.verifier.vocab_size)
             seqs[index] += 1
