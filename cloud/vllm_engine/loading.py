@@ -33,8 +33,7 @@ def load_model(settings: Settings, source: TargetSource) -> ServedModel:
 
     Raises TargetError or DrafterError with a message of one line.
     """
-    if settings.threads:
-        torch.set_num_threads(settings.threads)  # before vLLM, which fixes their number
+    torch.set_num_threads(settings.threads or max(1, torch.get_num_threads() - 1))  # vLLM fixes their number
     return vllm_model(open_target(source), load_drafter(expanded(settings.drafter)), settings)
 
 
