@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -105,7 +106,7 @@ def measure(options: argparse.Namespace, console: Console) -> Figures:
     rows, verifiers = max(options.sessions) * 2 * ROOM, dict[str, Verifier]()
     for name in options.engines:
         console.print(f"loading on {name} ...", style="dim")
-        dtype = "auto" if name == "onnx" else options.dtype
+        dtype: Any = "auto" if name == "onnx" else options.dtype
         verifiers[name] = load_verifier(
             Settings(
                 model=options.target, drafter=options.drafter, engine=name, dtype=dtype, threads=options.threads,
