@@ -1,7 +1,7 @@
 """All that has to be known of the vLLM engine on a device, in one run of at most twelve minutes.
 
     python -m benchmarks.vllm_device --json build/vllm_device.json          on a GPU
-    python -m benchmarks.vllm_device --answers 2 --sessions 1 --new 4 --dtype float32 --minutes 30     tried on a CPU
+    python -m benchmarks.vllm_device --answers 6 --sessions 1 --new 4 --dtype float32 --minutes 30     tried on a CPU
 
 Stages, each in a process of its own, the most important first; what has no time left is left out, and the file says so:
 
@@ -57,7 +57,8 @@ def own_decoding(options: argparse.Namespace, until: float) -> Figures:
     """Milliseconds of a step of vLLM by itself, by its number of sequences."""
     asked = [str(options.new), options.dtype, *map(str, options.sessions)]
     said = _run(["-m", "benchmarks.vllm_device", "--own", *asked], until)
-    return dict(json.loads(said.strip().splitlines()[-1]))
+    (line,) = (line for line in said.splitlines() if line.startswith('{"'))  # vLLM logs there too
+    return dict(json.loads(line))
 
 
 def decode(new: int, dtype: str, counts: Sequence[int]) -> Figures:
@@ -88,7 +89,8 @@ def decode(new: int, dtype: str, counts: Sequence[int]) -> Figures:
 def layout(options: argparse.Namespace, until: float) -> Figures:
     """The tests of where keys and values lie, in float32."""
     files = ["tests/cloud/test_lossless.py", "tests/cloud/test_vllm.py"]
-    return {"said": _run([*TESTS, "-k", LAYOUT, *files], until).strip().splitlines()[-1]}
+    _run([*TESTS, "-k", LAYOUT, *files], until)
+    return {"passed": True}
 
 
 def _run(arguments: Sequence[str], until: float, environment: dict[str, str] | None = None) -> str:
