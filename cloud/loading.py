@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
 
 from cloud.engine.served_model import ServedModel
+from cloud.engine.tree_budget import StepCosts
 from cloud.engine_choice import EngineName, choose_engine
 from cloud.server.accounts import Accounts
 from cloud.server.service import Verifier
@@ -17,20 +19,25 @@ from outrider_core.drafting.ngrams import NgramsError, NgramTable
 from outrider_core.models.moa_config import DrafterError
 from outrider_core.targets.source import TargetError, TargetSource
 
+#: step costs of a verifier from an earlier start, if they are known
+CostsOf = Callable[[Verifier], StepCosts | None]
 
-def load_verifier(settings: Settings, progress: BuildProgress | None = None) -> Verifier:
-    """Load target, drafter and accounts, and time steps. progress: see `load_model`.
+
+def load_verifier(
+    settings: Settings, progress: BuildProgress | None = None, costs_of: CostsOf = lambda verifier: None
+) -> Verifier:
+    """Load target, drafter and accounts, and time steps. progress: see `load_model`. costs_of: what is known of them.
 
     Raises TargetError, DrafterError or AuthError with one line. Of several tensor-parallel ranks only rank 0
     returns; the others follow it until it ends, then raise SystemExit(0).
     """
     try:
-        return _load(settings, progress)
+        return _load(settings, progress, costs_of)
     except OSError as error:  # of the cache, or of the target's files
         raise TargetError(f"{settings.model}: {why_inaccessible(error)}") from None
 
 
-def _load(settings: Settings, progress: BuildProgress | None) -> Verifier:
+def _load(settings: Settings, progress: BuildProgress | None, costs_of: CostsOf) -> Verifier:
     accounts = Accounts(settings.auth_file)
     begun = time.perf_counter()
     source = TargetSource.resolve(settings.model)
@@ -47,7 +54,7 @@ def _load(settings: Settings, progress: BuildProgress | None) -> Verifier:
     )
     verifier = Verifier(model, settings, accounts)
     if not settings.tree_budget:
-        verifier.calibrate()
+        verifier.calibrate(costs_of(verifier))
     return verifier
 
 

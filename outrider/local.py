@@ -12,6 +12,7 @@ and nothing is logged unless the program configures logging (see `cloud.telemetr
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import sys
 from collections.abc import Callable
@@ -20,9 +21,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import msgspec
 import structlog
 from pydantic import ValidationError
 
+from cloud.engine.tree_budget import StepCosts
 from cloud.loading import load_verifier
 from cloud.server.connection import Connection
 from cloud.server.limits import UNLIMITED, Account
@@ -39,7 +42,10 @@ from edge_runtime.link.websocket import (
     Traffic,
     frame_bytes,
 )
+from outrider_core import durable
+from outrider_core.cache import cache_dir
 from outrider_core.drafting.bundle import Bundle
+from outrider_core.machine import describe_machine
 from outrider_core.models.drafter_arrays import find_drafter
 from outrider_core.protocol.tree import MAX_NODES
 from outrider_core.protocol.wire import (
@@ -69,8 +75,9 @@ class LocalVerifier:
     #: it answers or fails, so the device never writes alone while it waits (see `LinkMaker`)
     reliable = True
 
-    def __init__(self, verifier: Verifier) -> None:
-        self.verifier = verifier
+    def __init__(self, verifier: Verifier, step_costs: Path | None = None) -> None:
+        """step_costs: the file that keeps what steps cost, so that the next start need not time them."""
+        self.verifier, self._step_costs = verifier, step_costs
 
     @classmethod
     def load(
@@ -115,7 +122,8 @@ class LocalVerifier:
             chosen = Settings(**values)
         except ValidationError as error:
             raise TargetError(describe_errors(error)) from None
-        return cls(load_verifier(chosen, progress))
+        verifier = load_verifier(chosen, progress, lambda verifier: _read_costs(_costs_file(verifier, threads)))
+        return cls(verifier, _costs_file(verifier, threads))
 
     def __enter__(self) -> LocalVerifier:
         self.verifier.start()
@@ -125,6 +133,11 @@ class LocalVerifier:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.verifier.stop()
+        costs = self.verifier.scheduler.budget.costs
+        if costs is not None and self._step_costs is not None:
+            with suppress(OSError):  # the next start times steps anew
+                self._step_costs.parent.mkdir(parents=True, exist_ok=True)
+                durable.write(self._step_costs, msgspec.json.encode(costs))
 
     def link(self, hello: Hello, report: Callable[[LinkEvent], None]) -> LocalLink:
         """A new connection to the verifier. Raises EngineFailed if the engine thread does not run."""
@@ -224,6 +237,19 @@ class LocalLink:
         self.refused = error
         self._changed.set()
         self.report(error)
+
+
+def _costs_file(verifier: Verifier, threads: int) -> Path:
+    """Where step costs of this verifier on this machine are kept between starts."""
+    known_by = [verifier.arithmetic, verifier.target_hash, verifier.max_context, threads, describe_machine()]
+    return cache_dir() / "step-costs" / f"{hashlib.sha256(repr(known_by).encode()).hexdigest()[:16]}.json"
+
+
+def _read_costs(file: Path) -> StepCosts | None:
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=StepCosts)
+    except (OSError, msgspec.MsgspecError):
+        return None
 
 
 def log_errors_only() -> None:

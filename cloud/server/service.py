@@ -14,7 +14,7 @@ from cloud.engine.request import EngineRequest
 from cloud.engine.served_model import ServedModel
 from cloud.engine.sessions import SessionStore
 from cloud.engine.stream_lookup import StreamLookup
-from cloud.engine.tree_budget import TreeBudget, measure_costs
+from cloud.engine.tree_budget import StepCosts, TreeBudget, measure_costs
 from cloud.server.accounts import Accounts
 from cloud.settings import Settings
 from cloud.telemetry import log
@@ -64,11 +64,16 @@ class Verifier:
         )
         self.draining = False
 
-    def calibrate(self) -> None:
-        """Time steps of several sizes, so that `tree_budget` follows what trees cost here. Call it before `start`."""
+    def calibrate(self, known: StepCosts | None = None) -> None:
+        """Time steps of several sizes, so that `tree_budget` follows what trees cost here. Call it before `start`.
+
+        known: from an earlier start; they are timed again while the verifier is idle.
+        """
         budget = self.scheduler.budget
-        budget.costs = costs = measure_costs(self._runner, self._kv_tokens, context=self.max_context)
+        budget.costs = costs = known or measure_costs(self._runner, self._kv_tokens, context=self.max_context)
         budget.choose()
+        if known:
+            return
         times = zip(costs.curve.tokens, costs.curve.seconds, strict=True)
         log.info(
             "steps timed",

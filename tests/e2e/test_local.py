@@ -399,3 +399,24 @@ def test_settings_of_a_served_verifier_do_not_reach_this_one(
     ) as refused:
         LocalVerifier.load(bundle, str(folders.target), folders.drafter, threads=1, tree_budget=4)
     assert len(str(refused.value).splitlines()) == 1
+
+
+def test_what_steps_cost_is_kept_between_starts(
+    folders: Folders, bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file that is damaged, or cannot be written, is as none."""
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path))
+    with load(folders, bundle, tree_budget=0) as first:
+        pass
+    [kept] = tmp_path.glob("step-costs/*.json")
+    with monkeypatch.context() as patch:
+        patch.setattr("cloud.server.service.measure_costs", lambda *_, **__: pytest.fail("timed again"))
+        second = load(folders, bundle, tree_budget=0)
+    assert second.verifier.scheduler.budget.costs == first.verifier.scheduler.budget.costs is not None
+    kept.write_text("{}")
+    assert load(folders, bundle, tree_budget=0).verifier.scheduler.budget.costs is not None
+    kept.unlink()
+    kept.parent.rmdir()
+    kept.parent.write_text("a file")
+    with load(folders, bundle, tree_budget=0):
+        pass
