@@ -15,6 +15,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 import torch
@@ -128,6 +129,24 @@ def test_what_is_not_a_number_reaches_no_session_that_takes_its_rows() -> None:
             hand.close(b"c" * 16)
 
 
+def test_a_step_that_fails_inside_vllm_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_model(vocab=VOCAB, **FOR_VLLM)
+    truth = plain_decode(model, PROMPT, Sampling(), 8, eos_ids=())
+    verifier = make_verifier(model, (), steps="vllm")
+    runner: Any = verifier.engine.runner
+    tree = TokenTree((9, truth[0], 8, truth[1]), (-1, -1, 0, 1))
+    with started(verifier) as direct:
+        direct.open(b"s" * 16, PROMPT)
+        for place, name in ((runner._executor._runner.model, "forward"), (runner._executor._runner, "_update_states")):
+            with monkeypatch.context() as patch:
+                patch.setattr(place, name, _fails)
+                failed = direct.verify(b"s" * 16, 1, 3, tree).get(timeout=HANG)
+                assert isinstance(failed, Error) and failed.code == ERR_INTERNAL
+            direct.open(b"s" * 16, PROMPT)
+        verdict = direct.verify(b"s" * 16, 1, 3, tree).get(timeout=HANG)
+        assert isinstance(verdict, Verdict) and (list(verdict.accepted), verdict.bonus) == ([1, 3], truth[2])
+
+
 def test_a_text_reaches_the_end_of_the_context() -> None:
     """Nodes past the longest sequence that vLLM was started for are asked for, and never run."""
     model = tiny_model(vocab=VOCAB, positions=300, **FOR_VLLM)
@@ -193,8 +212,18 @@ def test_a_process_serves_trees_and_ends_as_any_verifier(folder: Path) -> None:
     """Its standard output is the ready line alone. SIGTERM lets an answer end; a killed one takes the link down."""
     model = tiny_model(**FOR_VLLM)
     truth = plain_decode(model, PROMPT, Sampling(), 60, eos_ids=())
-    with running(folder, "--engine", "vllm", "--tree-budget", "8") as server:
+    with running(folder, "--engine", "vllm", "--tree-budget", "8", "--served-model-name", "tiny") as server:
         with server.client() as client:
+            asked = {
+                "model": "tiny",
+                "messages": [{"role": "user", "content": "w5 w6"}],
+                "temperature": 0,
+                "logprobs": True,
+            }
+            url = f"http://{server.address}/v1/chat/completions"
+            said = httpx.post(url, json={**asked, "max_tokens": 6}, timeout=HANG).json()["choices"][0]
+            words = [each["token"].strip() for each in said["logprobs"]["content"]]
+            assert words == [f"w{token}" for token in plain_decode(model, [1, 5, 6, 3], Sampling(), 6, eos_ids=())]
             client.open(PROMPT)
             assert client.verify(1, 3, TokenTree((9, *truth[:2]), (-1, -1, 1))).bonus == truth[2]
             client.send(Generate(0, 2, 6, 57))
@@ -232,6 +261,10 @@ def test_a_step_that_fails_and_a_killed_process(folder: Path, tmp_path: Path, fa
         assert until(lambda: not (tmp_path / "fault").exists())
         client.open(PROMPT)
         assert client.verify(1, 3, TokenTree()).bonus == first
+
+
+def _fails(*_: object, **__: object) -> None:
+    raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
 
 def _part(tokens: list[int], tree: TokenTree) -> Any:
