@@ -10,7 +10,21 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import LlamaConfig, MistralConfig, PreTrainedTokenizerFast, Qwen2Config, Qwen3Config
+from transformers import (
+    Gemma3TextConfig,
+    GraniteConfig,
+    GraniteMoeHybridConfig,
+    LlamaConfig,
+    Ministral3Config,
+    MistralConfig,
+    Olmo2Config,
+    Phi3Config,
+    PreTrainedConfig,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen3Config,
+    SmolLM3Config,
+)
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
 from outrider_core.models.drafter_files import save_drafter
@@ -23,6 +37,50 @@ from outrider_core.targets.identity import model_identity
 from tests.device import DEVICE
 
 FAMILIES = {"llama": LlamaConfig, "qwen2": Qwen2Config, "qwen3": Qwen3Config, "mistral": MistralConfig}
+#: more families, and variants with a window of fewer tokens than texts have -> config class, what differs from llama's
+VARIANTS: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
+    "mistral-local": (MistralConfig, {"sliding_window": 7}),
+    "qwen2-windows": (Qwen2Config, {"sliding_window": 7, "use_sliding_window": True, "max_window_layers": 1}),
+    "qwen3-windows": (
+        Qwen3Config,
+        {"sliding_window": 7, "layer_types": ["sliding_attention", "full_attention"], "use_sliding_window": True},
+    ),
+    "smollm3": (SmolLM3Config, {"no_rope_layers": [1, 0], "use_sliding_window": True, "sliding_window": 7}),
+    "granite": (
+        GraniteConfig,
+        {"embedding_multiplier": 3.0, "residual_multiplier": 0.5, "attention_multiplier": 0.2, "logits_scaling": 2.0},
+    ),
+    "granitemoehybrid": (
+        GraniteMoeHybridConfig,
+        {
+            "layer_types": ["attention"] * 2, "num_local_experts": 0, "shared_intermediate_size": 64,
+            "position_embedding_type": "rope", "mamba_n_heads": 4, "embedding_multiplier": 3.0,
+            "residual_multiplier": 0.5, "attention_multiplier": 0.2, "logits_scaling": 2.0,
+        },
+    ),
+    "ministral3": (
+        Ministral3Config,
+        {
+            "sliding_window": None,
+            "rope_parameters": {
+                "rope_type": "yarn", "rope_theta": 10_000.0, "factor": 8.0, "original_max_position_embeddings": 16,
+                "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1,
+            },
+        },
+    ),
+    "olmo2": (Olmo2Config, {}),
+    "phi3": (
+        Phi3Config,
+        {
+            "sliding_window": 7, "original_max_position_embeddings": 128,
+            "rope_parameters": {"rope_type": "longrope", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5},
+        },
+    ),
+    "gemma3_text": (
+        Gemma3TextConfig,
+        {"sliding_window": 7, "query_pre_attn_scalar": 24, "layer_types": ["sliding_attention", "full_attention"]},
+    ),
+}  # fmt: skip
 EOS = 3
 TEMPERATURE = 0.8  # of tiny drafters' confidence
 
@@ -46,7 +104,11 @@ def tiny_model(
 
     rope: parameters of its rotary embedding, in the spelling of config.json.
     """
-    config = FAMILIES[family](
+    kind, more = copy.deepcopy(VARIANTS.get(family) or (FAMILIES[family], {"sliding_window": None}))
+    if family == "phi3":
+        factors = (head_dim or hidden // heads) // 4
+        more["rope_parameters"] |= {"short_factor": [1.5] * factors, "long_factor": [3.0] * factors}
+    config = kind(
         vocab_size=vocab,
         hidden_size=hidden,
         intermediate_size=2 * hidden,
@@ -59,7 +121,7 @@ def tiny_model(
         eos_token_id=EOS,
         bos_token_id=1,
         pad_token_id=0,
-        sliding_window=None,
+        **more,
         **({"rope_parameters": {"rope_theta": 10_000.0, **rope}} if rope else {}),
     )
     torch.manual_seed(seed)

@@ -21,7 +21,7 @@ from outrider_core.models.drafter_files import load_drafter
 from outrider_core.models.moa import server_half
 from outrider_core.models.moa_config import MoAConfig
 from outrider_core.models.packing import pack_linears
-from outrider_core.models.target import Target, head_dim_of, open_target
+from outrider_core.models.target import Target, head_dim_of, longest_text, open_target
 from outrider_core.targets.source import TargetError, TargetSource
 
 LoadedDrafter = tuple[MoAConfig, dict[str, Tensor], str]
@@ -71,7 +71,7 @@ def torch_model(
         tokenizer=target.tokenizer and chat_tokenizer_of(target.tokenizer),
         eos_ids=target.eos_ids,
         vocab_size=shape.vocab_size,
-        max_positions=shape.max_position_embeddings,
+        max_positions=longest_text(shape),
         runner=runner or make_runner(target, settings),
         features=TorchFeatures(config, server_half(config, tensors), target.model.device),
     )

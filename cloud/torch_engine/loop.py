@@ -20,7 +20,8 @@ class RowSpan:
     """Tokens begin..end-1 of the packed row: one session's. They see pool rows base..base+seen-1.
 
     mask: additive [end - begin, seen] in the model's dtype, once per query head of a KV head (see `attend_spans`),
-    or None where all is seen (one token) or `causal` says it (a prompt's first chunk).
+    or None where all is seen (one token) or `causal` says it (a prompt's first chunk). window_mask: of layers with a
+    sliding window, or None if that is longer than what is seen.
     """
 
     begin: int
@@ -29,6 +30,7 @@ class RowSpan:
     seen: int
     mask: Tensor | None
     causal: bool
+    window_mask: Tensor | None
 
 
 @dataclass(frozen=True)
@@ -45,27 +47,35 @@ class SpanPlan:
     spans: tuple[RowSpan, ...]
 
 
-def span_plan(store: KVStore, parts: Sequence[Part], rows: Tensor, group: int) -> SpanPlan:
-    """The plan of these parts, packed one behind the other. group: query heads that share a KV head."""
+def span_plan(store: KVStore, parts: Sequence[Part], rows: Tensor, group: int, window: int = 0) -> SpanPlan:
+    """The plan of these parts, packed one behind the other.
+
+    group: query heads that share a KV head. window: tokens that layers with a sliding window see, 0: there are none.
+    """
     spans, begin = list[RowSpan](), 0
     for part in parts:
-        mask = span_mask(part.past, len(part.chain), part.tree, store.dtype)
-        device_mask = None if mask is None else mask.to(store.device, non_blocking=True).repeat(group, 1)
+        chain, seen = len(part.chain), part.past + len(part)
+        masks = [span_mask(part.past, chain, part.tree, store.dtype)]
+        masks.append(span_mask(part.past, chain, part.tree, store.dtype, window) if 0 < window < seen else None)
+        mask, window_mask = (
+            None if each is None else each.to(store.device, non_blocking=True).repeat(group, 1) for each in masks
+        )
         causal = mask is None and len(part) > 1
-        spans.append(RowSpan(begin, begin + len(part), part.base, part.past + len(part), device_mask, causal))
+        spans.append(RowSpan(begin, begin + len(part), part.base, seen, mask, causal, window_mask))
         begin += len(part)
     return SpanPlan(store.keys, store.values, rows[:begin], tuple(spans))
 
 
-def span_mask(past: int, chain: int, tree: TokenTree, dtype: torch.dtype) -> Tensor | None:
+def span_mask(past: int, chain: int, tree: TokenTree, dtype: torch.dtype, window: int = 0) -> Tensor | None:
     """Additive mask [n, past + n] for `chain` tokens in a row and a tree below the last, n = both together.
 
-    Everything sees the past; the chain is causal; nodes see the chain, their ancestors and themselves.
+    Everything sees the past; the chain is causal; nodes see the chain, their ancestors and themselves. None: so it is
+    without a mask. window: and nothing sees what lies so many positions back.
     It is additive because sdpa turns a boolean mask into this form again in every layer.
     """
     nodes = len(tree)
     total = chain + nodes
-    if total == 1 or (past == 0 and nodes == 0):
+    if not window and (total == 1 or (past == 0 and nodes == 0)):
         return None
     seen = np.ones((total, past + total), bool)
     seen[:, past:] = np.tri(total, dtype=bool)
@@ -73,11 +83,14 @@ def span_mask(past: int, chain: int, tree: TokenTree, dtype: torch.dtype) -> Ten
         packed = b"".join(bits.to_bytes(32, "little") for bits in tree.ancestor_bits())
         bits = np.unpackbits(np.frombuffer(packed, np.uint8).reshape(nodes, 32), axis=1, bitorder="little")
         seen[chain:, past + chain :] = bits[:, :nodes]
+    if window:
+        positions = np.array([*range(past + chain), *(past + chain - 1 + depth for depth in tree.depths)])
+        seen &= positions[past:, None] - positions < window
     return torch.zeros(seen.shape, dtype=dtype).masked_fill_(torch.from_numpy(~seen), float("-inf"))
 
 
 def attend_spans(
-    plan: SpanPlan, layer: int, query: Tensor, new_keys: Tensor, new_values: Tensor, scaling: float
+    plan: SpanPlan, layer: int, query: Tensor, new_keys: Tensor, new_values: Tensor, scaling: float, windowed: bool
 ) -> Tensor:
     """query [1, heads, T, head_dim], new keys and values [T, kv_heads, head_dim] -> [1, T, heads, head_dim].
 
@@ -91,16 +104,18 @@ def attend_spans(
     outputs = []
     for span in plan.spans:
         rows = query[:, :, span.begin : span.end]
-        if not span.causal:
+        limited = windowed and span.window_mask is not None
+        causal = span.causal and not limited
+        if not causal:
             rows = rows.reshape(1, kv_heads, -1, head_dim)
         attended = scaled_dot_product_attention(
             rows,
             keys[span.base : span.base + span.seen].transpose(0, 1)[None],
             values[span.base : span.base + span.seen].transpose(0, 1)[None],
-            attn_mask=span.mask,
-            is_causal=span.causal,
+            attn_mask=span.window_mask if limited else span.mask,
+            is_causal=causal,
             scale=scaling,
-            enable_gqa=span.causal,
+            enable_gqa=causal,
         )
         outputs.append(attended.reshape(1, heads, -1, head_dim))
     if tokens < query.shape[2]:

@@ -44,13 +44,16 @@ class PoolPlan(NamedTuple):
     """What one forward does with the pool. T: rows of the step; tiles: as many; N: rows of the pool.
 
     keys, values: one tensor [N, kv_heads, head_dim] per layer. table: [FIELDS, T] int64. seen: [T, N] bool, which row
-    sees which row of the pool; None for flex_attention, which asks.
+    sees which row of the pool; None for flex_attention, which asks. window: tokens that layers with a sliding window
+    see, 0: there are none; window_seen: as `seen`, in those.
     """
 
     keys: Sequence[Tensor]
     values: Sequence[Tensor]
     table: Tensor
     seen: Tensor | None
+    window: int
+    window_seen: Tensor | None
 
 
 def step_table(parts: Sequence[Part], rows: int, spare: int) -> NDArray[np.int64]:
@@ -101,30 +104,35 @@ def intervals(chain: int, tree: TokenTree) -> NDArray[np.int64]:
     return np.array([[*range(chain), *enter], [total] * chain + leave])
 
 
-def pool_plan(store: KVStore, table: Tensor, flex: bool) -> PoolPlan:
+def pool_plan(store: KVStore, table: Tensor, flex: bool, window: int = 0) -> PoolPlan:
     """The plan of a table that is on the store's device.
 
     flex: for flex_attention, which is to be compiled; otherwise for plain products, which run anywhere in any format,
     with as many scores as rows of the step times rows of the pool.
     """
-    seen = None
+    seen = window_seen = None
     if not flex:
         every = torch.arange(table.shape[1], device=table.device), torch.arange(store.rows, device=table.device)
         seen = visible(table, every[0][:, None], every[1])
-    return PoolPlan(store.keys, store.values, table, seen)
+        window_seen = visible(table, every[0][:, None], every[1], window) if window else None
+    return PoolPlan(store.keys, store.values, table, seen, window, window_seen)
 
 
-def visible(table: Tensor, row: Tensor, seen: Tensor) -> Tensor:
-    """Whether rows of the step see rows of the pool; of any shapes that go together."""
+def visible(table: Tensor, row: Tensor, seen: Tensor, window: int = 0) -> Tensor:
+    """Whether rows of the step see rows of the pool; of any shapes that go together. window: 0: at any distance."""
     last = table.shape[1] - 1
     writer, entered = seen - table[SHIFT][row], table[ENTER][row]
     known = writer.clamp(0, last)
     above = (writer <= last) & (table[ENTER][known] <= entered) & (entered < table[LEAVE][known])
-    return (seen >= table[BASE][row]) & ((seen < table[NEW][row]) | above)
+    found = (seen >= table[BASE][row]) & ((seen < table[NEW][row]) | above)
+    if window:
+        position = torch.where(seen < table[NEW][row], seen - table[BASE][row], table[POSITIONS][known])
+        found = found & (table[POSITIONS][row] - position < window)
+    return found
 
 
 def attend_pool(
-    plan: PoolPlan, layer: int, query: Tensor, new_keys: Tensor, new_values: Tensor, scaling: float
+    plan: PoolPlan, layer: int, query: Tensor, new_keys: Tensor, new_values: Tensor, scaling: float, windowed: bool
 ) -> Tensor:
     """query [1, heads, T, head_dim], new keys and values [T, kv_heads, head_dim] -> [1, T, heads, head_dim]."""
     keys, values = plan.keys[layer], plan.values[layer]
@@ -134,17 +142,17 @@ def attend_pool(
     keys.index_copy_(0, plan.table[ROWS], torch.where(finite, new_keys, float("nan")))
     values.index_copy_(0, plan.table[ROWS], torch.where(finite, new_values, 0.0))
     all_keys, all_values = keys.transpose(0, 1)[None], values.transpose(0, 1)[None]
-    if plan.seen is not None:
+    seen = plan.window_seen if windowed and plan.window else plan.seen
+    if seen is not None:
         grouped = query.unflatten(1, (keys.shape[1], -1))  # [1, kv_heads, heads that share them, T, head_dim]
-        scores = torch.where(plan.seen, scaling * (grouped @ all_keys[:, :, None].mT), float("-inf"))
+        scores = torch.where(seen, scaling * (grouped @ all_keys[:, :, None].mT), float("-inf"))
         return (scores.softmax(-1) @ all_values[:, :, None]).flatten(1, 2).transpose(1, 2)
     # tiles stand in the batch dimension: each reads the blocks of its own session
     table = plan.table
     every = torch.arange(table.shape[1], device=table.device)[:, None], torch.arange(TILE, device=table.device)
     tiled = query[0].transpose(0, 1)[_row(table, *every)].transpose(1, 2).contiguous()
-    output = flex_attention(
-        tiled, all_keys, all_values, block_mask=_block_mask(table, len(keys)), scale=scaling, enable_gqa=True
-    )
+    mask = _block_mask(table, len(keys), plan.window if windowed else 0)
+    output = flex_attention(tiled, all_keys, all_values, block_mask=mask, scale=scaling, enable_gqa=True)
     return output.transpose(1, 2).flatten(0, 1)[table[SLOT]][None]
 
 
@@ -153,12 +161,12 @@ def _row(table: Tensor, tile: Tensor, slot: Tensor) -> Tensor:
     return torch.minimum(table[FIRST][tile] + slot, table[LAST][tile])
 
 
-def _block_mask(table: Tensor, rows: int) -> BlockMask:
+def _block_mask(table: Tensor, rows: int, window: int) -> BlockMask:
     blocks = torch.arange(rows // BLOCK, device=table.device)
     listed = (table[BLOCK_BEGIN][:, None] + blocks).clamp(max=rows // BLOCK - 1)
 
     def seen(tile: Tensor, head: Tensor, slot: Tensor, row: Tensor) -> Tensor:
-        return visible(table, _row(table, tile, slot), row)
+        return visible(table, _row(table, tile, slot), row, window)
 
     return BlockMask.from_kv_blocks(
         table[BLOCK_COUNT].int()[:, None, None],

@@ -59,6 +59,7 @@ class TorchRunner:
         self.store = KVStore(model.config.num_hidden_layers, rows, kv_heads, head_dim, model.dtype, model.device)
         self.model, self.device, self.steps = model, model.device, steps
         self._group = model.config.num_attention_heads // model.config.num_key_value_heads
+        self._window = getattr(model.config, "sliding_window", None) or 0
         model.set_attn_implementation(ATTENTION)
         self._compiled = CompiledSteps(self._pool_step, self.device) if steps == "compiled" else None
 
@@ -128,12 +129,13 @@ class TorchRunner:
         table = torch.from_numpy(step_table(parts, padded_rows(tokens), self.store.spare)).to(self.device)
         # prefill alone needs no logits, but the model must be given some row
         keep = torch.tensor([*kept, *[0] * (padded_rows(max(1, len(kept))) - len(kept))], device=self.device)
-        plan = span_plan(self.store, parts, table[ROWS], self._group)
+        plan = span_plan(self.store, parts, table[ROWS], self._group, self._window)
         return self._model(table, plan=plan, logits_to_keep=keep)[: len(kept)]
 
     def _pool_step(self, table: Tensor) -> Tensor:
         """Logits [rows, vocab] of all rows of a step's table: the same operations for every table of its size."""
-        return self._model(table, plan=pool_plan(self.store, table, flex=self._compiled is not None))
+        plan = pool_plan(self.store, table, self._compiled is not None, self._window)
+        return self._model(table, plan=plan)
 
     def _model(self, table: Tensor, **options: Any) -> Tensor:
         output = self.model(input_ids=table[IDS][None], position_ids=table[POSITIONS][None], use_cache=False, **options)

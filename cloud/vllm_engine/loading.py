@@ -19,7 +19,7 @@ from outrider_core.chat.tokenizer import chat_tokenizer_of
 from outrider_core.models.drafter_arrays import check_target
 from outrider_core.models.drafter_files import load_drafter
 from outrider_core.models.moa import server_half
-from outrider_core.models.target import TargetFiles, open_target
+from outrider_core.models.target import TargetFiles, longest_text, open_target
 from outrider_core.targets.source import TargetSource
 
 #: slots of a KV cache block: the fewest that vLLM's fast kernels on CPUs and GPUs all take
@@ -52,7 +52,7 @@ def vllm_model(files: TargetFiles, drafter: LoadedDrafter, settings: Settings) -
         tokenizer=files.tokenizer and chat_tokenizer_of(files.tokenizer),
         eos_ids=files.eos_ids,
         vocab_size=shape.vocab_size,
-        max_positions=shape.max_position_embeddings,
+        max_positions=longest_text(shape),
         runner=runner,
         features=TorchFeatures(config, server_half(config, tensors), executor.device),
     )
@@ -63,7 +63,7 @@ def _start(files: TargetFiles, settings: Settings) -> tuple[StepExecutor, VllmRu
     shape = files.config
     pool, scratch = -(-settings.kv_tokens // BLOCK), max(SCRATCH, scratch_blocks(settings.max_nodes, BLOCK))
     longest = max(settings.max_model_len, GRANULE + TIMED_TOKENS[-1])  # what is timed may be longer than any text
-    positions = min(longest, shape.max_position_embeddings)
+    positions = min(longest, longest_text(shape))
     eager = settings.cuda_graphs == "off"
     executor = StepExecutor(files.folder, 1 + pool + scratch, BLOCK, positions, settings.dtype, eager)
     return executor, VllmRunner(executor, PathLayout(BLOCK, 1 + pool, positions), scratch)

@@ -108,7 +108,7 @@ def target_passages(
 @torch.inference_mode()
 def _rows(target: Target, server: ServerHalf, ids: torch.Tensor) -> Floats:
     config = server.config
-    cache = DynamicCache(config=target.config)
+    cache = DynamicCache()  # of all tokens, also in layers with a sliding window
     target.model.model(ids[None], cache=cache, use_cache=True)
     layers = [cache.layers[layer] for layer in config.target_layers]
     kv = torch.stack([torch.stack([x.keys[0], x.values[0]], 1).permute(2, 0, 1, 3).flatten(1) for x in layers], 1)

@@ -71,7 +71,7 @@ class OnlineFeatures:
         model = self.target.model
         texts = [torch.tensor(self.sequences[index].ids) for index in indices]
         tokens = sent(pad_sequence(texts, batch_first=True), model.device)  # causal: padding changes nothing before it
-        cache = DynamicCache(config=model.config)
+        cache = DynamicCache()  # of all tokens, also in layers with a sliding window
         hidden = model.model(tokens, cache=cache, use_cache=True).last_hidden_state
         layers = [cache.layers[layer] for layer in self.config.target_layers]
         kv = [torch.stack([layer.keys, layer.values], 2).permute(0, 3, 1, 2, 4).flatten(2) for layer in layers]

@@ -47,8 +47,8 @@ from outrider_core.models.drafter_arrays import CONFIG_FILE, WEIGHTS_FILE
 from outrider_core.models.drafter_files import save_drafter
 from outrider_core.models.moa import MoA
 from outrider_core.models.moa_config import DrafterError, MoAConfig
-from outrider_core.models.target import head_dim_of, model_folder
-from outrider_core.targets.config import FAMILIES
+from outrider_core.models.target import head_dim_of, longest_text, model_folder
+from outrider_core.targets.families import FAMILIES
 from outrider_core.targets.source import TargetError, TargetSource
 
 #: the authors trained on conversations cut at this length
@@ -204,7 +204,7 @@ def _draft_ids(ids: Tensor | None, vocab: int) -> Tensor:
 def _moa_config(
     checkpoint: Checkpoint, shape: Any, target_hash: str, draft_vocab: int, max_context: int | None
 ) -> MoAConfig:
-    longest = shape.max_position_embeddings
+    longest = longest_text(shape)
     context = min(TRAINED_CONTEXT, longest) if max_context is None else max_context
     if not 1 <= context <= longest:
         raise DrafterError(f"max_context {context} does not fit the target; give 1 to {longest}")

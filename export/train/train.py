@@ -26,7 +26,7 @@ from export.train.writer import WORTH_A_COPY, writing_copy
 from outrider_core.machine import describe_machine
 from outrider_core.models.drafter_files import write_drafter
 from outrider_core.models.packing import pack_linears
-from outrider_core.models.target import Target, load_target
+from outrider_core.models.target import Target, load_target, longest_text
 
 #: seconds between two looks at how training does
 SHOWN_EVERY = 1.0
@@ -48,7 +48,7 @@ def train(options: TrainOptions, kind: Kind = MOA) -> Notes | None:
     conversations = [] if options.answers else plan_conversations(options)
     dtype = share.agreed(training_dtype(device), device)
     target = load_target(options.target, dtype=dtype, device=device)
-    longest = target.config.max_position_embeddings
+    longest = longest_text(target.config)
     if options.max_tokens > longest:
         raise ValueError(f"--max-tokens {options.max_tokens} is more than the target's context of {longest}")
     options.work_dir.mkdir(parents=True, exist_ok=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any
 
-from outrider_core.models.target import head_dim_of
+from outrider_core.models.target import head_dim_of, longest_text
 
 
 class DrafterError(RuntimeError):
@@ -126,7 +126,7 @@ class MoAConfig:
             ca_mlp=config.intermediate_size,
             rope_theta=float(rope.get("rope_theta", 10000.0)),
             norm_eps=config.rms_norm_eps,
-            max_context=min(max_context, config.max_position_embeddings),
+            max_context=min(max_context, longest_text(config)),
             null_row=True,
             final_norm=final_norm,
         )

@@ -49,6 +49,13 @@ def head_dim_of(config: Any) -> int:
     return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
 
 
+def longest_text(config: Any) -> int:
+    """Positions of a transformers config: LongRoPE has other angles for texts beyond what it was trained with first."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    longest = int(config.max_position_embeddings)
+    return min(longest, rope["original_max_position_embeddings"]) if rope.get("rope_type") == "longrope" else longest
+
+
 def model_folder(source: TargetSource) -> Path:
     """Return the folder that torch loads, converting an alias's GGUF file on first use. Raises TargetError."""
     if source.prepared:
@@ -129,6 +136,10 @@ class TargetFiles:
         from transformers.utils import logging as hf_logging
 
         hf_logging.disable_progress_bar()
+        if quantisation := Quantisation.of(read_json(self.folder / "config.json")):
+            raise TargetError(
+                f"{self.name}: torch does not run folders quantised by {quantisation.name}; --engine onnx does"
+            )
         if device.startswith("cuda") and not torch.cuda.is_available():
             raise TargetError(f"device {device} was asked for, but torch sees no CUDA device; use --device cpu")
         sharing: dict[str, Any] = {}
@@ -174,12 +185,7 @@ def open_target(source: TargetSource) -> TargetFiles:
     from transformers import AutoConfig, AutoTokenizer
 
     try:
-        values = read_json(folder / "config.json")
-        TargetConfig.from_json(values)
-        if quantisation := Quantisation.of(values):
-            raise UnsupportedTarget(
-                f"torch does not run a folder that is quantised by {quantisation.name}; --engine onnx does"
-            )
+        TargetConfig.from_json(read_json(folder / "config.json"))
         if any(folder.glob("*.safetensors")):
             folder_weights(folder)
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)

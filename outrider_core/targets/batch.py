@@ -87,6 +87,9 @@ class Batch:
             "wanted": np.concatenate([begin + _wanted(part) for part, begin in zip(parts, begins, strict=True)]),
             **routes(counts, local, self.span.count, config),
         }
+        if config.windowed_layers:
+            window = config.sliding_window
+            self.feeds["window_mask"] = _joined_mask(parts, local, self.span.count, config.group, window)
 
 
 def routes(
@@ -129,18 +132,20 @@ def slots(rows: Ints, config: TargetConfig) -> Ints:
     return places
 
 
-def _joined_mask(parts: Sequence[Part], spans: Sequence[BlockRange], blocks: int, group: int) -> Floats:
-    """0 where a token attends, else -inf: float32 [blocks, 1, group * padded, POOL_BLOCK]."""
+def _joined_mask(
+    parts: Sequence[Part], spans: Sequence[BlockRange], blocks: int, group: int, window: int = 0
+) -> Floats:
+    """0 where a token attends, else -inf: float32 [blocks, 1, group * padded, POOL_BLOCK]. window: 0: any distance."""
     padded = max(len(part) for part in parts)
     joined = np.full((blocks, group, padded, POOL_BLOCK), -np.inf, np.float32)
     for part, span in zip(parts, spans, strict=True):
-        mask = _mask(part, span.count)[:, None]
+        mask = _mask(part, span.count, window)[:, None]
         joined[span.first : span.end, :, : len(part)] = mask
         joined[span.first : span.end, :, len(part) :] = mask[:, :, -1:]  # its last token again
     return joined.reshape(blocks, 1, group * padded, POOL_BLOCK)
 
 
-def _mask(part: Part, blocks: int) -> Floats:
+def _mask(part: Part, blocks: int, window: int) -> Floats:
     """The part's own: float32 [blocks, T, POOL_BLOCK]."""
     count, chain, past = len(part), len(part.chain), part.past
     mask = np.full((count, blocks * POOL_BLOCK), -np.inf, np.float32)
@@ -152,6 +157,10 @@ def _mask(part: Part, blocks: int) -> Floats:
         if parent != ROOT:
             mask[row, past + chain : own] = mask[chain + parent, past + chain : own]
         mask[row, own] = 0
+    if window:
+        keys, own_positions = np.arange(blocks * POOL_BLOCK), _positions(part)
+        keys[past : past + count] = own_positions
+        mask[own_positions[:, None] - keys >= window] = -np.inf
     return mask.reshape(count, blocks, POOL_BLOCK).transpose(1, 0, 2)
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from outrider_core.cache import sha256_of
-from outrider_core.targets.config import Rope, TargetConfig
+from outrider_core.targets.config import TargetConfig
 
 MANIFEST_FILE, GRAPH_FILE, DATA_FILE = "manifest.json", "target.onnx", "target.onnx.data"
 PRODUCTS_FILE = "products.onnx"
@@ -92,13 +92,11 @@ def open_target_bundle(folder: Path, remedy: str = MADE_AGAIN) -> TargetBundle:
         _check_files(folder, values["files"], remedy)
         if values["bits"] not in BITS:
             raise ValueError(f"bits {values['bits']}")
-        config = dict(values["config"])
-        rope = Rope(**config.pop("rope"))
         return TargetBundle(
             folder=folder,
             name=values["name"],
             source_hash=values["source_hash"],
-            config=TargetConfig(**config, rope=rope),
+            config=TargetConfig.from_manifest(values["config"]),
             value_scales=tuple(values["value_scales"]),
             max_positions=values["max_positions"],
             eos_ids=tuple(values["eos_ids"]),

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from outrider_core.targets.families import FAMILIES, REFUSED, Family
+from outrider_core.targets.rope import Rope
 
 
 class _OneLine(ValueError):
@@ -26,117 +29,6 @@ class BrokenTarget(_OneLine):
     """A model's files do not hold what they should. One line that says which file, what is wrong and what to do."""
 
 
-@dataclass(frozen=True)
-class Family:
-    """What a model family's decoder has that Llama's has not, beside what its config.json says of each model.
-
-    differs: in words, for the documentation. defaults: of keys that config.json may leave out, where they are not
-    Llama's. biases: "config", as attention_bias and mlp_bias say; "inputs", of query, key and value; or "none".
-    windows: "none"; "all" layers have one; "layers", as layer_types says. gguf: its name in GGUF files.
-    """
-
-    differs: str
-    defaults: Mapping[str, Any] = field(default_factory=dict)
-    biases: str = "config"
-    windows: str = "none"
-    head_norms: bool = False
-    activation: str = "silu"
-    gguf: str = ""
-
-
-#: model families that are computed here, by their model_type
-FAMILIES = {
-    "llama": Family("", gguf="llama"),
-    "qwen2": Family(
-        "biases of query, key and value",
-        {"num_key_value_heads": 32, "sliding_window": 4096, "use_sliding_window": False},
-        biases="inputs",
-        windows="layers",
-        gguf="qwen2",
-    ),
-    "qwen3": Family(
-        "norms of query and key heads",
-        {"num_key_value_heads": 32, "head_dim": 128, "sliding_window": 4096, "use_sliding_window": False},
-        windows="layers",
-        head_norms=True,
-        gguf="qwen3",
-    ),
-    "mistral": Family(
-        "sliding windows", {"num_key_value_heads": 8, "sliding_window": 4096}, biases="none", windows="all"
-    ),
-}
-#: why others are not -> their names in config.json and in GGUF files
-_REFUSED = {
-    "its layers are mixtures of experts": "qwen2_moe qwen2moe qwen3_moe qwen3moe mixtral gpt_oss gpt-oss granitemoe "
-    "olmoe phimoe deepseek_v2 deepseek_v3 deepseek2 glm4_moe glm4moe llama4 llama4_text",
-    "some of its layers are recurrent or convolutions": "lfm2 lfm2_moe lfm2moe qwen3_next qwen3next qwen3_5 "
-    "qwen3_5_text qwen35 qwen3_5_moe qwen35moe falcon_h1 falcon-h1 mamba mamba2 jamba bamba nemotron_h granitehybrid",
-    "it is laid out for images too": "gemma3 gemma3n mistral3 qwen2_vl qwen2vl qwen2_5_vl qwen3_vl qwen3vl gemma4",
-}
-
-
-@dataclass(frozen=True)
-class Rope:
-    """Rotary positions. kind: "default", "linear", "llama3", "yarn" or "divided"; options: the kind's own numbers."""
-
-    theta: float
-    kind: str = "default"
-    options: Mapping[str, Any] = field(default_factory=dict)
-
-    def tables(self, positions: int, dim: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """(cosines, sines) of positions 0.., each float32 [positions, dim / 2]."""
-        inverse, gain = self.inverse_frequencies(dim)
-        angles = np.arange(positions, dtype=np.float64)[:, None] * inverse
-        return (np.cos(angles) * gain).astype(np.float32), (np.sin(angles) * gain).astype(np.float32)
-
-    def inverse_frequencies(self, dim: int) -> tuple[NDArray[np.float64], float]:
-        """(radians from one position to the next, of dim / 2 pairs; what cosines and sines are multiplied by)."""
-        base = 1.0 / self.theta ** (np.arange(0, dim, 2, dtype=np.float64) / dim)
-        if self.kind == "default":
-            return base, 1.0
-        if self.kind == "linear":
-            return base / float(self.options["factor"]), 1.0
-        if self.kind == "divided":
-            return base / np.array(self.options["factors"], np.float64), 1.0
-        if self.kind == "llama3":
-            return self._llama3(base), 1.0
-        return self._yarn(base, dim)
-
-    def _llama3(self, base: NDArray[np.float64]) -> NDArray[np.float64]:
-        factor, low, high = (float(self.options[n]) for n in ("factor", "low_freq_factor", "high_freq_factor"))
-        context = float(self.options["original_max_position_embeddings"])
-        turns = context * base / (2 * math.pi)  # of the circle, over the context it was trained with
-        share = np.clip((turns - low) / (high - low), 0.0, 1.0)
-        scaled: NDArray[np.float64] = (1 - share) * base / factor + share * base
-        return scaled
-
-    def _yarn(self, base: NDArray[np.float64], dim: int) -> tuple[NDArray[np.float64], float]:
-        """YaRN, arXiv 2309.00071, as `transformers` computes it."""
-        options = self.options
-        factor, context = float(options["factor"]), float(options["original_max_position_embeddings"])
-        fast, slow = float(options.get("beta_fast") or 32), float(options.get("beta_slow") or 1)
-
-        def bound(turns: float) -> float:
-            return dim * math.log(context / (turns * 2 * math.pi)) / (2 * math.log(self.theta))
-
-        first, last = bound(fast), bound(slow)
-        if options.get("truncate", True):
-            first, last = math.floor(first), math.ceil(last)
-        first, last = max(first, 0), min(last, dim - 1)
-        ramp = np.clip((np.arange(dim // 2) - first) / max(last - first, 0.001), 0.0, 1.0)
-        inverse = base / factor * ramp + base * (1 - ramp)
-        return inverse, self._yarn_gain(factor)
-
-    def _yarn_gain(self, factor: float) -> float:
-        def scale(weight: float) -> float:
-            return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
-
-        given, top, bottom = (self.options.get(n) for n in ("attention_factor", "mscale", "mscale_all_dim"))
-        if given is not None:
-            return float(given)
-        return scale(float(top)) / scale(float(bottom)) if top and bottom else scale(1.0)
-
-
 #: rotary kinds that depend on positions alone; "dynamic" does too, within the context that a model was trained with
 _ROPE_OPTIONS = {
     "default": (),
@@ -145,6 +37,7 @@ _ROPE_OPTIONS = {
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
     "yarn": ("factor", "original_max_position_embeddings"),
     "divided": ("factors",),
+    "longrope": ("short_factor", "original_max_position_embeddings"),
 }
 
 
@@ -152,7 +45,10 @@ _ROPE_OPTIONS = {
 class TargetConfig:
     """Shapes and constants of one model; the names are those of `config.json`, or see `Family`.
 
-    windowed_layers see no more than `sliding_window` tokens, their own among them.
+    windowed_layers see no more than `sliding_window` tokens, their own among them, and have window_rope if it is given.
+    unrotated_layers have no rotary positions. rotary_dim: channels of a head that are rotated, 0: all.
+    attention_scale: of scores, 0: by the heads' width. query_growth: of queries with the logarithm of their positions
+    (Ministral 3). max_position_embeddings: at most so many that the rotary tables are right.
     """
 
     family: str
@@ -173,6 +69,18 @@ class TargetConfig:
     head_norms: bool  # each query and key head is normalised (Qwen3)
     sliding_window: int = 0
     windowed_layers: tuple[int, ...] = ()
+    window_rope: Rope | None = None
+    unrotated_layers: tuple[int, ...] = ()
+    rotary_dim: int = 0
+    activation: str = "silu"
+    joined_norms: bool = False
+    pre_norms: bool = True
+    post_norms: bool = False
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0
+    logit_scale: float = 1.0
+    attention_scale: float = 0.0
+    query_growth: float = 0.0
 
     @property
     def group(self) -> int:
@@ -186,6 +94,43 @@ class TargetConfig:
         layer = self.hidden_size * (attention + 3 * self.intermediate_size)
         return self.num_hidden_layers * layer + self.hidden_size * self.vocab_size
 
+    @property
+    def rotary_width(self) -> int:
+        """Channels of a head that are rotated."""
+        return self.rotary_dim or self.head_dim
+
+    @property
+    def score_scale(self) -> float:
+        """What products of queries and keys are multiplied by."""
+        return self.attention_scale or self.head_dim**-0.5
+
+    def query_factors(self, positions: int) -> NDArray[np.float32]:
+        """What queries at positions 0.. are multiplied by."""
+        if not self.query_growth:
+            return np.ones(positions, np.float32)
+        trained = self.rope.options["original_max_position_embeddings"]
+        factors: NDArray[np.float64] = 1 + self.query_growth * np.log1p(np.arange(positions) // trained)
+        return factors.astype(np.float32)
+
+    def norms(self, layer: int) -> tuple[str, str, str, str]:
+        """Names of a layer's norms: before and behind attention, before and behind the MLP; "" for what it has not."""
+        before = "pre_feedforward_layernorm" if self.post_norms else "post_attention_layernorm"
+        names = (
+            "input_layernorm" if self.pre_norms else "",
+            "post_attention_layernorm" if self.post_norms else "",
+            before if self.pre_norms else "",
+            "post_feedforward_layernorm" if self.post_norms else "",
+        )
+        first, second, third, fourth = (f"layers.{layer}.{name}" if name else "" for name in names)
+        return first, second, third, fourth
+
+    @classmethod
+    def from_manifest(cls, values: Mapping[str, Any]) -> TargetConfig:
+        """Of what `dataclasses.asdict` made of one, in JSON. Raises TypeError."""
+        ropes = {name: Rope(**values[name]) for name in ("rope", "window_rope") if values.get(name)}
+        layers = {name: tuple(values.get(name, ())) for name in ("windowed_layers", "unrotated_layers")}
+        return cls(**{**values, **layers, **ropes})
+
     @classmethod
     def from_json(cls, values: Any) -> TargetConfig:
         """Of a `config.json`'s content. Raises UnsupportedTarget, and BrokenTarget if it makes no sense."""
@@ -193,19 +138,24 @@ class TargetConfig:
             raise BrokenTarget("config.json is not a JSON object; download it again")
         name = values.get("model_type")
         if not isinstance(name, str) or name not in FAMILIES:
-            why = next((why for why, names in _REFUSED.items() if name in names.split()), "")
+            why = next((why for why, names in REFUSED.items() if name in names.split()), "")
             known = f"{why}; vLLM serves it" if why else f"supported: {', '.join(FAMILIES)}"
             raise UnsupportedTarget(f"model type {name!r} is not supported ({known})")
         family = FAMILIES[name]
         values = {**family.defaults, **values}
+        if name == "granitemoehybrid":
+            values = _dense_granite(values)
         activation = values.get("hidden_activation") or values.get("hidden_act") or family.activation
         if activation != family.activation:
             raise UnsupportedTarget(f"activation {activation!r} is not supported; {family.activation} is")
         heads, width = _count(values, "num_attention_heads"), _count(values, "hidden_size")
         context = _count(values, "max_position_embeddings")
-        bias = family.biases == "config" and bool(values.get("attention_bias", False))
-        window, windowed = _windows(values, family, context)
+        unrotated = _unrotated(values)
+        window, windowed = _windows(values, family, context, unrotated)
         head_dim = _count(values, "head_dim", width // heads)
+        rotary_dim = int(head_dim * _rotary_share(values, family))
+        rope, window_rope = _ropes(values, family, context, rotary_dim)
+        bias = family.biases in ("config", "attention") and bool(values.get("attention_bias", False))
         config = cls(
             family=name,
             vocab_size=_count(values, "vocab_size"),
@@ -216,8 +166,8 @@ class TargetConfig:
             num_key_value_heads=_count(values, "num_key_value_heads", heads),
             head_dim=head_dim,
             rms_norm_eps=_number(values, "rms_norm_eps"),
-            rope=_rope(values, context, head_dim),
-            max_position_embeddings=context,
+            rope=rope,
+            max_position_embeddings=min(context, rope.longest),
             tie_word_embeddings=bool(values.get("tie_word_embeddings", False)),
             attention_bias=family.biases == "inputs" or bias,
             output_bias=bias,
@@ -225,6 +175,14 @@ class TargetConfig:
             head_norms=family.head_norms,
             sliding_window=window,
             windowed_layers=windowed,
+            window_rope=window_rope if windowed else None,
+            unrotated_layers=unrotated,
+            rotary_dim=0 if rotary_dim == head_dim else rotary_dim,
+            activation="silu" if family.activation == "silu" else "gelu",
+            joined_norms=family.joined_norms,
+            pre_norms=family.pre_norms,
+            post_norms=family.post_norms,
+            **_scales(values, family, name),
         )
         if heads % config.num_key_value_heads or config.head_dim % 2:
             raise BrokenTarget(
@@ -254,9 +212,12 @@ class TargetConfig:
                 shapes[f"layers.{layer}.{name}"] = (outputs, inputs)
                 if biased:
                     shapes[f"layers.{layer}.{name}.bias"] = (outputs,)
-            shapes |= {f"layers.{layer}.{name}": (width,) for name in ("input_layernorm", "post_attention_layernorm")}
-            if self.head_norms:
-                shapes |= {f"layers.{layer}.self_attn.{name}_norm": (self.head_dim,) for name in "qk"}
+            shapes |= {name: (width,) for name in self.norms(layer) if name}
+            if self.head_norms or self.joined_norms:
+                sizes = (self.head_dim, self.head_dim) if self.head_norms else (query, key)
+                shapes |= {
+                    f"layers.{layer}.self_attn.{name}_norm": (size,) for name, size in zip("qk", sizes, strict=True)
+                }
         return shapes
 
 
@@ -269,15 +230,64 @@ def _count(values: Mapping[str, Any], name: str, default: int | None = None) -> 
     return int(value)
 
 
-def _number(values: Mapping[str, Any], name: str) -> float:
+def _number(values: Mapping[str, Any], name: str, default: float | None = None) -> float:
     value = values.get(name)
+    value = default if value is None else value
     if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
         raise BrokenTarget(f"config.json: {name} is {value!r}, not a number")
     return float(value)
 
 
-def _windows(values: Mapping[str, Any], family: Family, context: int) -> tuple[int, tuple[int, ...]]:
-    """(sliding_window, windowed_layers); (0, ()) where no window is shorter than the context."""
+def _dense_granite(values: dict[str, Any]) -> dict[str, Any]:
+    """Those of a granite model. Raises UnsupportedTarget for one with experts or recurrent layers."""
+    kinds = values.get("layer_types") or ["mamba"]
+    if values.get("num_local_experts", 8) or not {*map(str, kinds)} <= {"attention", "full_attention"}:
+        raise UnsupportedTarget(
+            "model type 'granitemoehybrid' is only supported without experts and recurrent layers; vLLM serves it"
+        )
+    count = _count(values, "num_hidden_layers")
+    unrotated = [0] * count if values.get("position_embedding_type") != "rope" else None
+    dense = {"layer_types": None, "intermediate_size": values.get("shared_intermediate_size", 1024)}
+    return {**values, **dense, "no_rope_layers": unrotated}
+
+
+def _scales(values: Mapping[str, Any], family: Family, name: str) -> dict[str, float]:
+    """Constants by which parts of the model are multiplied."""
+    if family.multipliers:
+        return {
+            "embedding_scale": _number(values, "embedding_multiplier", 1.0),
+            "residual_scale": _number(values, "residual_multiplier", 1.0),
+            "logit_scale": 1.0 / (_number(values, "logits_scaling", 1.0) or math.nan),
+            "attention_scale": _number(values, "attention_multiplier", 1.0),
+        }
+    if name == "gemma3_text":
+        for cap in ("attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention"):
+            if values.get(cap):
+                raise UnsupportedTarget(f"{cap} {values[cap]!r} is not supported")
+        scalar = _count(values, "query_pre_attn_scalar")
+        return {"embedding_scale": math.sqrt(_count(values, "hidden_size")), "attention_scale": scalar**-0.5}
+    if name == "ministral3":
+        return {"query_growth": _number(values.get("rope_parameters") or {}, "llama_4_scaling_beta", 0.0)}
+    return {}
+
+
+def _unrotated(values: Mapping[str, Any]) -> tuple[int, ...]:
+    """Layers without rotary positions."""
+    count, rotated = _count(values, "num_hidden_layers"), values.get("no_rope_layers")
+    if rotated is None and "no_rope_layer_interval" in values:
+        interval = _count(values, "no_rope_layer_interval")
+        rotated = [(layer + 1) % interval for layer in range(count)]
+    if rotated is None:
+        return ()
+    if not isinstance(rotated, list) or len(rotated) < count:
+        raise BrokenTarget(f"config.json: no_rope_layers is not a list of {count} numbers")
+    return tuple(layer for layer in range(count) if not rotated[layer])
+
+
+def _windows(
+    values: Mapping[str, Any], family: Family, context: int, unrotated: tuple[int, ...]
+) -> tuple[int, tuple[int, ...]]:
+    """(sliding_window, windowed_layers); (0, ()) if no window is shorter than the context."""
     count = _count(values, "num_hidden_layers")
     kinds = values.get("layer_types") or []
     if not isinstance(kinds, list) or not all(isinstance(kind, str) for kind in kinds) or len(kinds) not in (0, count):
@@ -290,14 +300,17 @@ def _windows(values: Mapping[str, Any], family: Family, context: int) -> tuple[i
         windowed = tuple(range(count))
     elif kinds:
         windowed = tuple(layer for layer, kind in enumerate(kinds) if kind == "sliding_attention")
+    elif "sliding_window_pattern" in values:  # Gemma's rule: every so many layers one sees all
+        pattern = _count(values, "sliding_window_pattern")
+        windowed = tuple(layer for layer in range(count) if (layer + 1) % pattern)
+    elif "no_rope_layer_interval" in values:
+        windowed = unrotated
     else:
         windowed = tuple(range(_first_windowed(values), count))
-    if not window:
+    if not window or not windowed:
         return 0, ()
     window = _count(values, "sliding_window")
-    if window < context and windowed:
-        raise UnsupportedTarget("sliding-window or linear attention layers are not supported")
-    return 0, ()
+    return (window, windowed) if window < context else (0, ())
 
 
 def _first_windowed(values: Mapping[str, Any]) -> int:
@@ -308,34 +321,61 @@ def _first_windowed(values: Mapping[str, Any]) -> int:
     return max(0, value)
 
 
-def _rope(values: Mapping[str, Any], context: int, dim: int) -> Rope:
-    """Old and new spellings: `rope_theta` beside `rope_scaling`, or both in `rope_parameters`."""
+def _rotary_share(values: Mapping[str, Any], family: Family) -> float:
+    """Of a head's channels, how many are rotated."""
+    options = values.get("rope_parameters") or values.get("rope_scaling") or {}
+    inside = options.get("partial_rotary_factor") if isinstance(options, dict) else None
+    share = _number(
+        {"partial_rotary_factor": inside or values.get("partial_rotary_factor")}, "partial_rotary_factor", 1.0
+    )
+    if share != 1.0 and not (family.partial and 0 < share < 1):
+        raise UnsupportedTarget("rotary positions over a part of each head are not supported")
+    return share
+
+
+def _ropes(values: Mapping[str, Any], family: Family, context: int, dim: int) -> tuple[Rope, Rope | None]:
+    """(rotary positions, those of windowed layers if they have their own).
+
+    Old and new spellings: `rope_theta` beside `rope_scaling`, or both in `rope_parameters`.
+    """
     options = dict[str, Any]()
     for name in ("rope_scaling", "rope_parameters"):
         given = values.get(name) or {}
         if not isinstance(given, dict):
             raise BrokenTarget(f"config.json: {name} is {given!r}, not an object")
         options |= given
-    if nested := [name for name, value in options.items() if isinstance(value, dict)]:
+    nested = {name: dict(value) for name, value in options.items() if isinstance(value, dict)}
+    if "rope_local_base_freq" in values:
+        local = {"rope_theta": values["rope_local_base_freq"], **nested.pop("sliding_attention", {})}
+        options = nested.pop("full_attention", {} if "sliding_attention" in options else options)
+        return _rope(options, values, context, dim), _rope(local, values, context, dim)
+    if nested:
         raise UnsupportedTarget(f"rotary positions of their own for layers of {', '.join(nested)} are not supported")
+    return _rope(options, values, context, dim), None
+
+
+def _rope(options: dict[str, Any], values: Mapping[str, Any], context: int, dim: int) -> Rope:
     theta = options.pop("rope_theta", None) or values.get("rope_theta") or 10_000.0
     kind = options.pop("rope_type", None) or options.pop("type", None) or "default"
     options.pop("type", None)
     if kind not in _ROPE_OPTIONS:
-        known = "default, linear, dynamic, yarn or llama3"
+        known = "default, linear, dynamic, yarn, llama3 or longrope"
         raise UnsupportedTarget(f"rotary positions of type {kind!r} are not supported (supported: {known})")
-    if kind == "yarn":
-        options.setdefault("original_max_position_embeddings", context)
+    if kind in ("yarn", "llama3", "longrope"):
+        trained = values.get("original_max_position_embeddings")
+        if trained is not None:
+            options["original_max_position_embeddings"] = trained
+        elif kind == "yarn":
+            options.setdefault("original_max_position_embeddings", context)
     if missing := [name for name in _ROPE_OPTIONS[kind] if options.get(name) is None]:
         raise UnsupportedTarget(f"rotary positions of type {kind!r} need {', '.join(missing)} in config.json")
+    if kind == "longrope":
+        options.setdefault("factor", context / _count(options, "original_max_position_embeddings"))
     rope = Rope(theta, "default" if kind == "dynamic" else kind, options)
-    part = values.get("partial_rotary_factor") or options.get("partial_rotary_factor") or 1.0
-    if part != 1.0:
-        raise UnsupportedTarget("rotary positions over a part of each head are not supported")
     try:
         with np.errstate(all="ignore"):
             inverse, gain = rope.inverse_frequencies(dim)
-        if inverse.shape != (dim // 2,) or not np.isfinite([*inverse, gain]).all():
+        if inverse.shape != (dim // 2,) or not np.isfinite([*inverse, gain]).all() or not rope.longest > 0:
             raise ValueError
     except (ValueError, TypeError, ArithmeticError):
         raise BrokenTarget(f"config.json: no rotary positions follow from theta {theta!r} and {options}") from None

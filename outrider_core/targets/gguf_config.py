@@ -6,21 +6,35 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from outrider_core.targets.config import FAMILIES, BrokenTarget, TargetConfig, UnsupportedTarget
+from outrider_core.targets.config import BrokenTarget, TargetConfig, UnsupportedTarget
+from outrider_core.targets.families import FAMILIES, Family
 from outrider_core.targets.gguf_file import GgufFile
 
-#: families whose query and key rows lie in GGUF files with the two halves of each rotary pair side by side
-PAIRED_FAMILIES = ("llama",)
-#: divides the rotary frequencies
-ROPE_TENSOR = "rope_freqs.weight"
+#: what rotary frequencies are divided by, those of LongRoPE up to the context it was trained with, and beyond
+ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
 #: keys behind the family's name that are read below
 _READ = (
     "vocab_size context_length embedding_length feed_forward_length block_count attention.head_count "
     "attention.head_count_kv attention.key_length attention.value_length attention.layer_norm_rms_epsilon "
     "rope.dimension_count rope.freq_base rope.scale_linear rope.scaling.type rope.scaling.factor "
     "rope.scaling.original_context_length rope.scaling.finetuned rope.scaling.attn_factor "
-    "rope.scaling.yarn_beta_fast rope.scaling.yarn_beta_slow rope.scaling.yarn_log_multiplier"
+    "rope.scaling.yarn_beta_fast rope.scaling.yarn_beta_slow rope.scaling.yarn_log_multiplier attention.scale"
 )
+#: the same of some families, in config.json's names
+_OWN: dict[str, dict[str, str]] = {
+    "granite": {
+        "embedding_scale": "embedding_multiplier",
+        "residual_scale": "residual_multiplier",
+        "logit_scale": "logits_scaling",
+    },
+    "mistral3": {"attention.temperature_scale": "llama_4_scaling_beta"},
+    "gemma3": {
+        "attention.sliding_window": "sliding_window",
+        "attention.sliding_window_pattern": "sliding_window_pattern",
+        "rope.freq_base_swa": "rope_local_base_freq",
+    },
+    "phi3": {"attention.sliding_window": "sliding_window"},
+}
 #: others that change nothing if they have these values
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "attention.causal": (True,),
@@ -53,13 +67,13 @@ _PARTS = {
 _NAMES = {"embed_tokens": "token_embd", "norm": "output_norm", "lm_head": "output"}
 
 
-def gguf_name(name: str) -> str:
+def gguf_name(name: str, family: Family) -> str:
     """What GGUF files call a tensor of TargetConfig.tensors."""
     bare, suffix = (name[: -len(".bias")], ".bias") if name.endswith(".bias") else (name, ".weight")
     if bare in _NAMES:
         return _NAMES[bare] + suffix
     _, layer, part = bare.split(".", 2)
-    return f"blk.{layer}.{_PARTS[part]}{suffix}"
+    return f"blk.{layer}.{family.gguf_parts.get(part) or _PARTS[part]}{suffix}"
 
 
 def gguf_config(file: GgufFile) -> TargetConfig:
@@ -75,9 +89,19 @@ def gguf_config(file: GgufFile) -> TargetConfig:
     heads, width = keys.number("attention.head_count"), keys.number("embedding_length")
     key_length = keys.get("attention.key_length", 0)
     head_dim = keys.number("attention.key_length") if key_length else int(width // heads)
-    for other in ("attention.value_length", "rope.dimension_count"):
-        if keys.get(other, head_dim) != head_dim:
-            raise UnsupportedTarget(f"{name}.{other} {keys.get(other)} beside heads of {head_dim} is not supported")
+    rotary = keys.get("rope.dimension_count", head_dim)
+    for other, value in (("attention.value_length", keys.get("attention.value_length", head_dim)),
+                         ("rope.dimension_count", head_dim if FAMILIES[family].partial else rotary)):  # fmt: skip
+        if value != head_dim:
+            raise UnsupportedTarget(f"{name}.{other} {value} beside heads of {head_dim} is not supported")
+    own = {theirs: keys.get(key) for key, theirs in _OWN.get(str(name), {}).items() if keys.get(key) is not None}
+    if isinstance(pattern := own.get("sliding_window_pattern"), list):
+        own["layer_types"] = ["sliding_attention" if each else "full_attention" for each in pattern]
+    # scores of Gemma 3 27B alone are not scaled by the heads' width
+    scalar = width // heads if family == "gemma3_text" and keys.get("block_count") == 62 else head_dim
+    options = _rope_scaling(keys)
+    if "llama_4_scaling_beta" in own:
+        options["llama_4_scaling_beta"] = own.pop("llama_4_scaling_beta")
     values = {
         "model_type": family,
         "vocab_size": len(file.fields.get("tokenizer.ggml.tokens", [])) or keys.number("vocab_size"),
@@ -90,19 +114,25 @@ def gguf_config(file: GgufFile) -> TargetConfig:
         "rms_norm_eps": keys.number("attention.layer_norm_rms_epsilon"),
         "max_position_embeddings": keys.number("context_length"),
         "rope_theta": keys.number("rope.freq_base", 10_000.0),
-        "rope_scaling": _rope_scaling(keys),
+        "rope_parameters": options,
         "tie_word_embeddings": "output.weight" not in file.tensors,
+        "sliding_window": None,
+        "query_pre_attn_scalar": scalar,
+        **own,
     }
+    if FAMILIES[family].partial:
+        values["partial_rotary_factor"] = rotary / head_dim
     config = TargetConfig.from_json(values)
 
     def has(part: str) -> bool:
-        return gguf_name(f"layers.0.{part}.bias") in file.tensors
+        return gguf_name(f"layers.0.{part}.bias", FAMILIES[family]) in file.tensors
 
     return replace(
         config,
         attention_bias=config.attention_bias or has("self_attn.q_proj"),
         output_bias=has("self_attn.o_proj"),
         mlp_bias=has("mlp.gate_proj") or has("mlp.down_proj"),
+        attention_scale=float(keys.get("attention.scale", 0) or config.attention_scale),
     )
 
 
@@ -114,7 +144,7 @@ class _Keys:
 
     def check(self) -> None:
         """Raise UnsupportedTarget for a key that would change something and is not read."""
-        prefix, read = f"{self._family}.", _READ.split()
+        prefix, read = f"{self._family}.", {*_READ.split(), *_OWN.get(self._family, {})}
         for name, value in self.file.fields.items():
             key = name.removeprefix(prefix)
             if key != name and key not in read and value not in _NEUTRAL.get(key, ()):
@@ -141,11 +171,20 @@ def _rope_scaling(keys: _Keys) -> dict[str, Any]:
     """`rope_scaling` as config.json has it."""
     factor = keys.get("rope.scaling.factor", keys.get("rope.scale_linear", 0)) or 1.0
     kind = keys.get("rope.scaling.type") or "linear"  # what a factor alone means
-    if ROPE_TENSOR in keys.file.tensors:
-        divisors = keys.file.values(ROPE_TENSOR) * (factor if kind == "linear" else 1.0)
+    common, short, long = ROPE_TENSORS
+    if common in keys.file.tensors:
+        divisors = keys.file.values(common) * (factor if kind == "linear" else 1.0)
         if kind not in ("linear", "none"):
-            raise UnsupportedTarget(f"a GGUF file with {ROPE_TENSOR} and {kind} scaling is not supported")
+            raise UnsupportedTarget(f"a GGUF file with {common} and {kind} scaling is not supported")
         return {"rope_type": "divided", "factors": divisors.tolist()}
+    if short in keys.file.tensors and long in keys.file.tensors:
+        return {
+            "rope_type": "longrope",
+            "short_factor": keys.file.values(short).tolist(),
+            "long_factor": keys.file.values(long).tolist(),
+            "original_max_position_embeddings": keys.number("rope.scaling.original_context_length"),
+            "attention_factor": keys.number("rope.scaling.attn_factor", 1.0),
+        }
     if kind == "none" or (kind == "linear" and factor == 1.0):
         return {}
     if kind not in ("linear", "yarn"):

@@ -28,6 +28,7 @@ from outrider_core.targets.config import TargetConfig
 from outrider_core.targets.linears import HEAD, Moments, Shape, linears_of
 from outrider_core.targets.part import POOL_BLOCK
 from outrider_core.targets.quantise import Rotation, hadamard, hadamard_block, rotate_blocks
+from outrider_core.targets.rope import Rope
 from outrider_core.targets.weights import Floats, Weights
 
 #: bits of an integer that a float64 holds
@@ -79,7 +80,9 @@ class TargetGraph:
         self.config, self.weights, self.max_context, self.done = config, weights, max_context, done
         self.graph = Builder(tables)
         self._linears = linears_of(bits, self.graph, moments)
-        self._rotation = Rotation(config.hidden_size) if self._linears.rotated else None
+        # gains of a norm that stands before a sum do not go into any layer, so its channels have to be the model's own
+        rotated = self._linears.rotated and not config.post_norms
+        self._rotation = Rotation(config.hidden_size) if rotated else None
         self._sums = Sums.of(bits, config, max_context)
 
     def build(self) -> onnx.ModelProto:
@@ -92,7 +95,7 @@ class TargetGraph:
         POOL_BLOCK], 0 or -inf; blocks_of_part int64 [parts, most], a part's own, one of them again where it has fewer;
         part_of_block int64 [blocks]; shares_of_blocks float64 [parts, blocks], 1 for a part's own, else 0; answers
         int64 [T, heads]: a token's rows of the sums [parts * heads * P, head_dim]. With a single part, queries
-        and part_of_block may have a single block, for all.
+        and part_of_block may have a single block, for all. window_mask: the mask of layers with sliding windows.
         Outputs: logits float32 [R, vocab], and new_keys_<layer>, new_values_<layer>, to be bound to the inputs' own
         memory.
         """
@@ -101,52 +104,72 @@ class TargetGraph:
         graph.input("positions", TensorProto.INT64, [1, "tokens"])
         graph.input("queries", TensorProto.INT64, ["query_blocks", config.num_key_value_heads, "queries"])
         graph.input("mask", TensorProto.FLOAT, ["blocks", 1, "queries", POOL_BLOCK])
+        if config.windowed_layers:
+            graph.input("window_mask", TensorProto.FLOAT, ["blocks", 1, "queries", POOL_BLOCK])
         graph.input("blocks_of_part", TensorProto.INT64, ["parts", "most_blocks"])
         graph.input("part_of_block", TensorProto.INT64, ["query_blocks"])
         graph.input("shares_of_blocks", TensorProto.DOUBLE, ["parts", "blocks"])
         graph.input("answers", TensorProto.INT64, ["tokens", config.num_attention_heads])
         graph.input("slots", TensorProto.INT64, [1, config.num_key_value_heads, "tokens", 3])
         wanted = graph.input("wanted", TensorProto.INT64, ["wanted"])
-        # RotaryEmbedding wants as many rows as a run has tokens
-        cosines, sines = config.rope.tables(max(self.max_context, JOINED_TOKENS), config.head_dim)
-        graph.table("cosines", lambda: cosines)
-        graph.table("sines", lambda: sines)
+        self._rotary_tables("", config.rope)
+        if config.window_rope:
+            self._rotary_tables("window_", config.window_rope)
 
         head = HEAD if config.tie_word_embeddings else "embed_tokens"
         shape = (config.vocab_size, config.hidden_size)
         residual = self._linears.embedding(head, ids, lambda: self._turned(self.weights.read("embed_tokens")), shape)
+        residual = self._times("embedding_scale", residual, config.embedding_scale)
         graph.output("logits", TensorProto.FLOAT, ["wanted", config.vocab_size])
         first, *norms = self._norms()
-        normed = graph.op("SimplifiedLayerNormalization", residual, first, epsilon=config.rms_norm_eps, axis=-1)
+        normed = residual
+        if first:
+            normed = graph.op("SimplifiedLayerNormalization", residual, first, epsilon=config.rms_norm_eps, axis=-1)
         for layer in range(config.num_hidden_layers):
             mixed = self._attention(layer, normed)
-            normed, residual = self._add_and_norm(mixed, residual, norms[2 * layer])
-            normed, residual = self._add_and_norm(self._mlp(layer, normed), residual, norms[2 * layer + 1])
+            normed, residual = self._add_and_norm(mixed, residual, norms[2 * layer], config.norms(layer)[1])
+            mixed = self._mlp(layer, normed)
+            normed, residual = self._add_and_norm(mixed, residual, norms[2 * layer + 1], config.norms(layer)[3])
             self.done(layer)
         read = "embed_tokens" if config.tie_word_embeddings else "lm_head"
         chosen = graph.op("Gather", normed, wanted)
-        self._linear(HEAD, chosen, lambda: self._reading(self.weights.read(read), "norm"), shape, output="logits")
+        scaled = config.logit_scale != 1.0
+        name = "" if scaled else "logits"
+        logits = self._linear(HEAD, chosen, lambda: self._reading(self.weights.read(read), "norm"), shape, output=name)
+        if scaled:
+            self._times("logit_scale", logits, config.logit_scale, "logits")
         return graph.model("target")
 
+    def _rotary_tables(self, kind: str, rope: Rope) -> None:
+        # RotaryEmbedding wants as many rows as a run has tokens
+        cosines, sines = rope.tables(max(self.max_context, JOINED_TOKENS), self.config.rotary_width)
+        self.graph.table(f"{kind}cosines", lambda: cosines)
+        self.graph.table(f"{kind}sines", lambda: sines)
+
+    def _times(self, name: str, x: str, factor: float, output: str = "") -> str:
+        """x times `factor`; x itself if that is 1."""
+        if factor == 1.0:
+            return x
+        return self.graph.op("Mul", x, self.graph.constant(name, np.array(factor, np.float32)), name=output)
+
     def _norms(self) -> list[str]:
-        """The gains of the residual stream's norms, in order; ones where the layers that read it have taken them in."""
+        """The gains of the residual stream's norms, in order; ones where the layers that read it have taken them in.
+
+        "" for what is read without a norm.
+        """
         config, graph = self.config, self.graph
         if self._rotation:
             ones = graph.constant("ones", np.ones(config.hidden_size, np.float32))
             return [ones] * (2 * config.num_hidden_layers + 1)
-        names = [
-            f"layers.{layer}.{norm}_layernorm"
-            for layer in range(config.num_hidden_layers)
-            for norm in ("input", "post_attention")
-        ]
-        return [graph.constant(name, self.weights.read(name)) for name in [*names, "norm"]]
+        names = [name for layer in range(config.num_hidden_layers) for name in config.norms(layer)[::2]]
+        return [graph.constant(name, self.weights.read(name)) if name else "" for name in [*names, "norm"]]
 
     def _attention(self, layer: int, x: str) -> str:
         config, graph = self.config, self.graph
         heads, kv, width = config.num_attention_heads, config.num_key_value_heads, config.head_dim
         name = f"layers.{layer}.self_attn"
         value_scale = np.float32(self.value_scale(layer))
-        query_scale = np.float32(1.0 if config.head_norms else width**-0.5)
+        query_scale = np.float32(1.0 if config.head_norms or config.joined_norms else config.score_scale)
 
         def joined_rows(suffix: str) -> Floats:
             return np.concatenate(
@@ -158,32 +181,61 @@ class TargetGraph:
             )
 
         bias = joined_rows(".bias") if config.attention_bias else None
-        norm = f"layers.{layer}.input_layernorm"
+        norm = config.norms(layer)[0]
         shape = ((heads + 2 * kv) * width, config.hidden_size)
         joined = self._linear(f"{name}.qkv", x, lambda: self._reading(joined_rows(""), norm), shape, bias)
+        if config.joined_norms:
+            query, key, value = graph.ops(
+                "Split", joined, graph.ints(heads * width, kv * width, kv * width), names=3, axis=-1
+            )
+            query = self._norm(query, f"{name}.q_norm", config.score_scale)
+            joined = graph.op("Concat", query, self._norm(key, f"{name}.k_norm"), value, axis=-1)
         by_head = graph.op("Reshape", joined, graph.ints(1, -1, heads + 2 * kv, width))
         by_head = graph.op("Transpose", by_head, perm=[0, 2, 1, 3])  # [1, heads, T, width]
         query_key, value = graph.ops("Split", by_head, graph.ints(heads + kv, kv), names=2, axis=1)
         if config.head_norms:
             query, key = graph.ops("Split", query_key, graph.ints(heads, kv), names=2, axis=1)
-            query = self._norm(query, f"{name}.q_norm", width**-0.5)
+            query = self._norm(query, f"{name}.q_norm", config.score_scale)
             query_key = graph.op("Concat", query, self._norm(key, f"{name}.k_norm"), axis=1)
-        query_key = graph.op("RotaryEmbedding", query_key, "positions", "cosines", "sines", domain=MICROSOFT)
+        windowed = layer in config.windowed_layers
+        if layer not in config.unrotated_layers:
+            query_key = self._rotated(query_key, "window_" if windowed and config.window_rope else "")
         query, key = graph.ops("Split", query_key, graph.ints(heads, kv), names=2, axis=1)
+        query = self._grown(query)
         query = graph.op("Gather", graph.op("Reshape", query, graph.ints(-1, width)), "queries", axis=0)
         least = graph.constant("least_value", np.array(-self._sums.largest_value, np.float32))
         most = graph.constant("largest_value", np.array(self._sums.largest_value, np.float32))
         value = graph.op("Clip", graph.op("Round", value), least, most)
         keys = self._store(f"keys_{layer}", key)
         values = self._store(f"values_{layer}", value)
-        mixed = graph.op("Gather", self._mix(query, keys, values), "answers", axis=0)  # [T, heads, width]
+        mask = "window_mask" if windowed else "mask"
+        mixed = graph.op("Gather", self._mix(query, keys, values, mask), "answers", axis=0)  # [T, heads, width]
         mixed = graph.op("Reshape", mixed, graph.ints(-1, heads * width))
 
         def output() -> Floats:
-            return self._writing(self.weights.read(f"{name}.o_proj") / value_scale)
+            return self._writing(self.weights.read(f"{name}.o_proj") * self._residual_scale / value_scale)
 
         bias = self._written_bias(f"{name}.o_proj", config.output_bias)
         return self._linear(f"{name}.o_proj", mixed, output, (config.hidden_size, heads * width), bias)
+
+    def _rotated(self, x: str, kind: str) -> str:
+        """Queries and keys [1, heads, T, width] at their positions; of a partial rotary, their first channels."""
+        config, graph = self.config, self.graph
+        rest = config.head_dim - config.rotary_width
+        kept = ""
+        if rest:
+            x, kept = graph.ops("Split", x, graph.ints(config.rotary_width, rest), names=2, axis=-1)
+        x = graph.op("RotaryEmbedding", x, "positions", f"{kind}cosines", f"{kind}sines", domain=MICROSOFT)
+        return graph.op("Concat", x, kept, axis=-1) if rest else x
+
+    def _grown(self, query: str) -> str:
+        """Queries [1, heads, T, width] times what grows with their positions (Ministral 3)."""
+        factors = self.config.query_factors(self.max_context)
+        if (factors == 1.0).all():
+            return query
+        graph = self.graph
+        factor = graph.op("Gather", graph.constant("query_factors", factors), "positions")
+        return graph.op("Mul", query, graph.op("Reshape", factor, graph.ints(1, 1, -1, 1)))
 
     def _store(self, name: str, fresh: str) -> str:
         """Write the new tokens' rows into their slots of a pool. The output is bound to the input's own memory."""
@@ -192,7 +244,7 @@ class TargetGraph:
         self.graph.output(f"new_{name}", TensorProto.FLOAT, shape)
         return self.graph.op("ScatterND", pool, "slots", fresh, name=f"new_{name}")
 
-    def _mix(self, query: str, keys: str, values: str) -> str:
+    def _mix(self, query: str, keys: str, values: str, mask: str) -> str:
         """Attention of query [blocks or 1, kv, group * P, width] over the bound blocks.
 
         Values and both halves of a weight are integers, so that their sums are exact. Returns [rows, width], a row for
@@ -205,7 +257,7 @@ class TargetGraph:
         scores = graph.op("FusedMatMul", query, keys, domain=MICROSOFT, transB=1)  # [blocks, kv, queries, rows]
         if single:
             scores, _ = graph.ops("Split", scores, names=2, axis=2, num_outputs=2)
-        scores = graph.op("Add", scores, "mask")
+        scores = graph.op("Add", scores, mask)
         largest = graph.op("ReduceMax", scores, graph.ints(3), keepdims=1)
         of_parts = graph.op("Gather", largest, "blocks_of_part", axis=0)  # [parts, most blocks, kv, queries, 1]
         of_parts = graph.op("ReduceMax", of_parts, graph.ints(1), keepdims=0)
@@ -244,10 +296,22 @@ class TargetGraph:
         is `largest_spread` times what it is where the input has no preferred direction; the few beyond it are clipped.
         """
         name = f"layers.{layer}.self_attn.v_proj"
-        gains = self.weights.read(f"layers.{layer}.input_layernorm")
+        gains = self.weights.read(norm) if (norm := self.config.norms(layer)[0]) else self._stream_size(layer)
         lengths = np.linalg.norm(self.weights.read(name) * gains, axis=1)
         bias = np.abs(self.weights.read(f"{name}.bias")) if self.config.attention_bias else 0.0
         return self._sums.largest_value / float(np.max(self._sums.largest_spread * lengths + bias))
+
+    def _stream_size(self, layer: int) -> np.float32:
+        """The root mean square of a layer's input that is not normalised: of embeddings and the branches before it."""
+        config = self.config
+        total = np.square(self.weights.read("embed_tokens")).mean() * config.embedding_scale**2
+        for each in range(layer):
+            total += sum(np.square(self.weights.read(norm)).mean() for norm in config.norms(each)[1::2])
+        return np.float32(math.sqrt(total))
+
+    @property
+    def _residual_scale(self) -> np.float32:
+        return np.float32(self.config.residual_scale)
 
     def _mlp(self, layer: int, x: str) -> str:
         config, graph = self.config, self.graph
@@ -257,12 +321,12 @@ class TargetGraph:
             names = (f"{name}.gate_proj{suffix}", f"{name}.up_proj{suffix}")
             return np.concatenate([self.weights.read(each) for each in names])
 
-        norm = f"layers.{layer}.post_attention_layernorm"
+        norm = config.norms(layer)[2]
         bias = both(".bias") if config.mlp_bias else None
         shape = (2 * config.intermediate_size, config.hidden_size)
         joined = self._linear(f"{name}.gate_up", x, lambda: self._reading(both(""), norm), shape, bias)
         gate, up = graph.ops("Split", joined, names=2, axis=-1, num_outputs=2)
-        gated = graph.op("Mul", graph.op("QuickGelu", gate, domain=MICROSOFT, alpha=1.0), up)  # SiLU(gate) * up
+        gated = graph.op("Mul", self._activated(gate), up)
         block = hadamard_block(config.intermediate_size) if self._rotation else 1
         if block > 1:
             matrix = graph.constant("hadamard", hadamard(block))
@@ -270,10 +334,15 @@ class TargetGraph:
             gated = graph.op("Reshape", turned, graph.ints(-1, config.intermediate_size))
 
         def down() -> Floats:
-            return rotate_blocks(self._writing(self.weights.read(f"{name}.down_proj")), block)
+            return rotate_blocks(self._writing(self.weights.read(f"{name}.down_proj") * self._residual_scale), block)
 
         bias = self._written_bias(f"{name}.down_proj", config.mlp_bias)
         return self._linear(f"{name}.down_proj", gated, down, (config.hidden_size, config.intermediate_size), bias)
+
+    def _activated(self, gate: str) -> str:
+        if self.config.activation == "silu":
+            return self.graph.op("QuickGelu", gate, domain=MICROSOFT, alpha=1.0)
+        return self.graph.op("Gelu", gate, approximate="tanh")
 
     def _reading(self, weight: Floats, norm: str) -> Floats:
         """The weight of a layer that reads the normalised residual; where that is rotated, the norm's gains go in."""
@@ -288,7 +357,7 @@ class TargetGraph:
         return np.ascontiguousarray(self._turned(weight.T).T)
 
     def _written_bias(self, name: str, biased: bool) -> Floats | None:
-        return self._turned(self.weights.read(f"{name}.bias")) if biased else None
+        return self._turned(self.weights.read(f"{name}.bias") * self._residual_scale) if biased else None
 
     def _linear(
         self,
@@ -309,8 +378,13 @@ class TargetGraph:
         gains = self.graph.constant(name, self.weights.read(name) * np.float32(scale))
         return self.graph.op("SimplifiedLayerNormalization", x, gains, epsilon=self.config.rms_norm_eps, axis=-1)
 
-    def _add_and_norm(self, x: str, residual: str, gains: str) -> tuple[str, str]:
-        """(the normalised sum, the sum)."""
+    def _add_and_norm(self, x: str, residual: str, gains: str, post: str) -> tuple[str, str]:
+        """(the normalised sum, the sum). gains: "": the sum itself. post: the norm of x alone before that, or ""."""
+        if post:
+            x = self._norm(x, post)
+        if not gains:
+            total = self.graph.op("Add", x, residual)
+            return total, total
         normed, _, _, total = self.graph.ops(
             "SkipSimplifiedLayerNormalization",
             x,

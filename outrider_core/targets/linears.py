@@ -15,6 +15,7 @@ from onnx import TensorProto
 
 from outrider_core.targets.blocks import BLOCK, quantise4_blocks, quantise8_blocks
 from outrider_core.targets.builder import MICROSOFT, Builder
+from outrider_core.targets.config import UnsupportedTarget
 from outrider_core.targets.quantise import ZERO, as_bytes, quantise8
 from outrider_core.targets.weights import Floats
 
@@ -64,7 +65,7 @@ class RowIntegers:
 
     def embedding(self, name: str, ids: str, weight: Weight, shape: Shape) -> str:
         """See Linears.embedding; its table is a float16 one of its own."""
-        table = self._graph.table("embedding", lambda: weight().astype(np.float16))
+        table = self._graph.table("embedding", lambda: _halves(weight()))
         return self._graph.op("Cast", self._graph.op("Gather", table, ids), to=TensorProto.FLOAT)
 
     def product(self, name: str, x: str, weight: Weight, shape: Shape, output: str) -> str:
@@ -85,6 +86,15 @@ class RowIntegers:
             domain=MICROSOFT,
         )
         return graph.op("Mul", product, largest, name=output)
+
+
+def _halves(values: Floats) -> Array:
+    """Raise UnsupportedTarget for values beyond the range of float16."""
+    with np.errstate(over="ignore"):
+        halves = values.astype(np.float16)
+    if not np.isfinite(halves).all():
+        raise UnsupportedTarget("its embeddings lie beyond the range of 16 bits; export it at 4 or 32 bits")
+    return halves
 
 
 class BlockIntegers:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import math
 import struct
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,7 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider_core.targets.config import BrokenTarget, TargetConfig, UnsupportedTarget
-from outrider_core.targets.gguf_config import PAIRED_FAMILIES, ROPE_TENSOR, gguf_config, gguf_name
+from outrider_core.targets.families import FAMILIES, Family
+from outrider_core.targets.gguf_config import ROPE_TENSORS, gguf_config, gguf_name
 from outrider_core.targets.gguf_file import GgufFile
 from outrider_core.targets.gguf_tokenizer import gguf_ends
 from outrider_core.targets.quantised import Quantisation, float8_values
@@ -36,6 +38,27 @@ class Weights(Protocol):
         """
 
 
+@dataclass(frozen=True)
+class _Place:
+    """Where a tensor is stored: rows begin..end-1 of tensor `name`."""
+
+    name: str
+    begin: int
+    end: int
+
+
+class _Places:
+    """Where the tensors of a model are stored. called: what the files call a tensor of TargetConfig.tensors."""
+
+    def __init__(self, config: TargetConfig, called: Callable[[str], str]) -> None:
+        self.of, self.shapes = dict[str, _Place](), dict[str, tuple[int, ...]]()
+        for name, (rows, *rest) in config.tensors().items():
+            stored = called(name)
+            begin = self.shapes.get(stored, (0,))[0]
+            self.of[name] = _Place(stored, begin, begin + rows)
+            self.shapes[stored] = (begin + rows, *rest)
+
+
 class SafetensorsWeights:
     """The tensors of a model folder's safetensors files, mapped into memory and converted when read.
 
@@ -44,15 +67,16 @@ class SafetensorsWeights:
     """
 
     def __init__(self, folder: Path, config: TargetConfig, quantisation: Quantisation | None = None) -> None:
-        self._folder, self._quantisation = folder, quantisation
+        self._folder, self._family, self._quantisation = folder, FAMILIES[config.family], quantisation
         self._entries, extra = _safetensors_entries(folder)
-        self._shapes = config.tensors()
-        shapes = {_stored(name): shape for name, shape in self._shapes.items() if not self._parts(name)}
-        _check_shapes(folder, config, shapes, {name: entry.shape for name, entry in self._entries.items()})
-        used = {*shapes, *(entry.name for name in self._shapes for entry in self._parts(name).values())}
+        self._places = _Places(config, lambda name: _stored(name, self._family))
+        parts = {name: self._parts(name) for name in self._places.shapes}
+        plain = {name: shape for name, shape in self._places.shapes.items() if not parts[name]}
+        _check_shapes(folder, config, plain, {name: entry.shape for name, entry in self._entries.items()})
+        used = {*plain, *(entry.name for each in parts.values() for entry in each.values())}
         unused = [name for name in self._entries if name not in used and not name.endswith(".rotary_emb.inv_freq")]
         if config.tie_word_embeddings and _HEAD in unused:
-            _check_tied(folder, self._entries[_stored("embed_tokens")], self._entries[_HEAD])
+            _check_tied(folder, self._entries[self._places.of["embed_tokens"].name], self._entries[_HEAD])
             unused.remove(_HEAD)
         if unused or extra:
             name = (unused or extra)[0]
@@ -60,31 +84,38 @@ class SafetensorsWeights:
 
     def read(self, name: str) -> Floats:
         """See Weights.read."""
-        if not (parts := self._parts(name)) or self._quantisation is None:
-            return _numbers(self._folder, name, self._entries[_stored(name)].values())
+        place = self._places.of[name]
+        values = self._whole(place.name)
+        if values.shape != self._places.shapes[place.name]:
+            raise BrokenTarget(f"{self._folder}: tensors of {name} make one of the shape {list(values.shape)}")
+        values = _numbers(self._folder, name, np.ascontiguousarray(values[place.begin : place.end]))
+        return values + np.float32(self._family.gain_offset) if name.endswith("norm") else values
+
+    def _whole(self, stored: str) -> Floats:
+        """All rows of a tensor that is stored so."""
+        if not (parts := self._parts(stored)) or self._quantisation is None:
+            return self._entries[stored].values()
         try:
-            stored = {part: entry.raw() for part, entry in parts.items()}
-            values = self._quantisation.decode(stored, self._quantisation.options)
+            return self._quantisation.decode(
+                {part: entry.raw() for part, entry in parts.items()}, self._quantisation.options
+            )
         except (ValueError, IndexError, ArithmeticError, KeyError, TypeError) as error:
             if isinstance(error, BrokenTarget | UnsupportedTarget):
                 raise
-            raise BrokenTarget(f"{self._folder}: tensors of {name} do not go together: {error}") from None
-        if values.shape != self._shapes[name]:
-            raise BrokenTarget(f"{self._folder}: tensors of {name} make one of the shape {list(values.shape)}")
-        return _numbers(self._folder, name, np.ascontiguousarray(values))
+            raise BrokenTarget(f"{self._folder}: what {stored} is made of does not go together: {error}") from None
 
-    def _parts(self, name: str) -> dict[str, _Entry]:
-        """What is stored of a quantised tensor, by the ends of the names; nothing of one that is not quantised."""
-        if self._quantisation is None or name.endswith(".bias"):
+    def _parts(self, stored: str) -> dict[str, _Entry]:
+        """What a quantised tensor is made of, by the ends of the names; nothing of one that is not quantised."""
+        if self._quantisation is None or not stored.endswith(".weight"):
             return {}
-        base, kinds = _stored(name).removesuffix("weight"), self._quantisation
+        base, kinds = stored.removesuffix("weight"), self._quantisation
         found = {part: self._entries.get(f"{base}{part}") for part in (*kinds.needed, *kinds.optional)}
         parts = {part: entry for part, entry in found.items() if entry is not None}
         return parts if len(parts) > 1 and set(kinds.needed) <= set(parts) else {}
 
 
 #: what a safetensors file stores, as numpy reads it
-_DTYPES = {
+DTYPES = {
     "F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "F8_E4M3": "u1", "I32": "<i4", "U32": "<u4",
 }  # fmt: skip
 _HEAD = "lm_head.weight"
@@ -103,9 +134,9 @@ class _Entry:
     def raw(self) -> NDArray[Any]:
         """Its numbers, with those of BF16 and FP8 in float32."""
         count = math.prod(self.shape)
-        if self.dtype not in _DTYPES:
+        if self.dtype not in DTYPES:
             raise UnsupportedTarget(f"tensor {self.name} is stored as {self.dtype}, which is not supported")
-        kind = np.dtype(_DTYPES[self.dtype])
+        kind = np.dtype(DTYPES[self.dtype])
         if self.begin + count * kind.itemsize > self.path.stat().st_size:
             raise BrokenTarget(f"{self.path}: tensor {self.name} is cut short; download the file again")
         raw: NDArray[Any] = np.memmap(self.path, kind, "r", self.begin, (count,)) if count else np.empty(0, kind)
@@ -122,8 +153,11 @@ class _Entry:
         return self.raw().astype(np.float32)
 
 
-def _stored(name: str) -> str:
+def _stored(name: str, family: Family) -> str:
+    """What folders call a tensor."""
     full = name if name.endswith(".bias") else f"{name}.weight"
+    for part, stored in family.stored.items():
+        full = full.replace(f".{part}.", f".{stored}.")
     return full if full == _HEAD else f"model.{full}"
 
 
@@ -208,7 +242,7 @@ def _safetensors_file(path: Path) -> dict[str, _Entry]:
             numbers = (begin, end, *shape)
             if not all(isinstance(number, int) and 0 <= number < 1 << 48 for number in numbers):
                 raise ValueError(f"tensor {name}")
-            known = _DTYPES.get(dtype)
+            known = DTYPES.get(dtype)
             if known and end - begin != math.prod(shape) * np.dtype(known).itemsize:
                 raise BrokenTarget(f"{path}: tensor {name} is cut short; download the file again")
             entries[name] = _Entry(path, name, str(dtype), shape, 8 + size + begin)
@@ -219,6 +253,14 @@ def _safetensors_file(path: Path) -> dict[str, _Entry]:
     except OSError as error:
         raise BrokenTarget(f"{path} cannot be read: {error.strerror or error}; download it again") from None
     return entries
+
+
+def stored_formats(folder: Path) -> Counter[str]:
+    """How many numbers of a folder's safetensors files are stored in each format. Raises BrokenTarget."""
+    formats = Counter[str]()
+    for entry in _safetensors_entries(folder)[0].values():
+        formats[entry.dtype] += math.prod(entry.shape)
+    return formats
 
 
 def read_json(path: Path) -> Any:
@@ -242,9 +284,11 @@ class GgufWeights:
     def __init__(self, path: Path) -> None:
         self._file = GgufFile(path)
         self.config = gguf_config(self._file)
-        shapes = {gguf_name(name): shape for name, shape in self.config.tensors().items()}
+        family = FAMILIES[self.config.family]
+        self._places = _Places(self.config, lambda name: gguf_name(name, family))
+        shapes = self._places.shapes
         _check_shapes(path, self.config, shapes, {name: each.shape for name, each in self._file.tensors.items()})
-        if unused := [name for name in self._file.tensors if name not in shapes and name != ROPE_TENSOR]:
+        if unused := [name for name in self._file.tensors if name not in shapes and name not in ROPE_TENSORS]:
             raise UnsupportedTarget(f"it has a tensor {unused[0]}, which a {self.config.family} model does not have")
 
     @property
@@ -259,9 +303,10 @@ class GgufWeights:
 
     def read(self, name: str) -> Floats:
         """See Weights.read."""
-        stored = gguf_name(name)
-        values = _numbers(self._file.path, stored, self._file.values(stored))
-        if self.config.family in PAIRED_FAMILIES and ".self_attn." in name:
+        place = self._places.of[name]
+        whole = self._file.values(place.name)
+        values = _numbers(self._file.path, place.name, np.ascontiguousarray(whole[place.begin : place.end]))
+        if FAMILIES[self.config.family].gguf_pairs and ".self_attn." in name:
             values = self._unpaired(name, values)
         return values
 

@@ -16,6 +16,7 @@ from typing import Any, Literal
 import pytest
 import torch
 import uvicorn
+from transformers import DynamicCache
 from websockets.sync.client import ClientConnection, connect
 
 from cloud.app import App
@@ -297,7 +298,8 @@ def expected_path(tree: TokenTree, truth: Sequence[int]) -> list[int]:
 def reference_rows(model: Any, tokens: Sequence[int]) -> bytes:
     """Packed rows of all positions from one plain forward of the unmodified model."""
     config, tensors = tiny_drafter_config(model)
-    cache = model(input_ids=torch.tensor([list(tokens)]), use_cache=True).past_key_values
+    cache = DynamicCache()  # of all tokens, also in layers with a sliding window
+    model(input_ids=torch.tensor([list(tokens)]), cache=cache, use_cache=True)
     parts = []
     for layer in config.target_layers:
         key, value = cache.layers[layer].keys[0], cache.layers[layer].values[0]  # [heads, T, head_dim]

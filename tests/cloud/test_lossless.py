@@ -29,7 +29,7 @@ from tests.cloud.drive import (
     started,
 )
 from tests.device import EXACT
-from tests.tiny import plain_decode, tiny_model
+from tests.tiny import FAMILIES, VARIANTS, plain_decode, tiny_model
 from tests.waiting import HANG
 
 pytestmark = pytest.mark.gpu
@@ -52,7 +52,10 @@ MODELS = {
     "qwen2": {"layers": 3, "tied": True},
     "qwen3": {"layers": 2, "kv_heads": 1},
     "mistral": {"layers": 2, "kv_heads": 4, "hidden": 48},
+    **{family: {"layers": 2} for family in VARIANTS},
 }
+#: in these attention itself is another; of the rest the engine's part is tried in `make test-slow`
+QUICK = {*FAMILIES, "mistral-local", "gemma3_text"}
 
 
 @dataclass
@@ -83,7 +86,9 @@ def conversations(model: Any, rng: random.Random, count: int, new: int) -> list[
 
 
 @each_way
-@pytest.mark.parametrize("family", MODELS)
+@pytest.mark.parametrize(
+    "family", [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in MODELS]
+)
 def test_many_sessions_with_evictions_and_replicas(family: str, steps: Kind) -> None:
     model = tiny_model(family, seed=7, vocab=VOCAB, **{**MODELS[family], **made_for(steps)})
     rng = random.Random(family)

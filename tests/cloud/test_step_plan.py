@@ -82,7 +82,7 @@ def test_one_call_attends_as_session_by_session(dtype: torch.dtype, tolerance: f
         seed,
         dtype,
         tolerance,
-        lambda store, table, *rest: attend_pool(pool_plan(store, table, flex=False), 0, *rest),
+        lambda store, table, window, *rest: attend_pool(pool_plan(store, table, False, window), 0, *rest),
     )
 
 
@@ -90,8 +90,8 @@ def test_one_call_attends_as_session_by_session(dtype: torch.dtype, tolerance: f
 @pytest.mark.slow
 def test_the_compiled_call_attends_as_session_by_session() -> None:
     @torch.compile(fullgraph=True, dynamic=False)
-    def attend(store: KVStore, table: Tensor, *rest: Any) -> Tensor:
-        return attend_pool(pool_plan(store, table, flex=True), 0, *rest)
+    def attend(store: KVStore, table: Tensor, window: int, *rest: Any) -> Tensor:
+        return attend_pool(pool_plan(store, table, True, window), 0, *rest)
 
     for seed, parts in enumerate(of_64_rows(8)):
         compare(parts, 64, seed, torch.float32, CLOSE, attend)
@@ -100,8 +100,11 @@ def test_the_compiled_call_attends_as_session_by_session() -> None:
 def compare(
     parts: Sequence[Part], rows: int, seed: int, dtype: torch.dtype, tolerance: float, attend: Callable[..., Tensor]
 ) -> None:
-    """`attend` gives what attention session by session gives, and writes the same rows of the pool."""
-    tokens = sum(map(len, parts))
+    """`attend` gives what attention session by session gives, and writes the same rows of the pool.
+
+    In layers with a sliding window too, if the model has any.
+    """
+    tokens, window = sum(map(len, parts)), (0, 3, 20)[seed % 3]
     torch.manual_seed(seed)
     heads, kv_heads, size = 4, 2, 16
     stores = [KVStore(1, POOL, kv_heads, size, dtype, DEVICE) for _ in range(2)]
@@ -111,10 +114,11 @@ def compare(
     query = torch.randn(1, heads, rows, size, dtype=dtype, device=DEVICE)
     new = torch.randn(2, rows, kv_heads, size, dtype=dtype, device=DEVICE)
     table = torch.from_numpy(step_table(parts, rows, stores[0].spare)).to(DEVICE)
-    spans = span_plan(stores[0], parts, table[ROWS], heads // kv_heads)
-    want = attend_spans(spans, 0, query, *new, 0.25)[0, :tokens]
-    got = attend(stores[1], table, query, *new, 0.25)[0, :tokens]
-    torch.testing.assert_close(got, want, rtol=0, atol=tolerance)
+    spans = span_plan(stores[0], parts, table[ROWS], heads // kv_heads, window)
+    for windowed in (False, True):
+        want = attend_spans(spans, 0, query, *new, 0.25, windowed)[0, :tokens]
+        got = attend(stores[1], table, window, query, *new, 0.25, windowed)[0, :tokens]
+        torch.testing.assert_close(got, want, rtol=0, atol=tolerance)
     for part in parts:
         extent = slice(part.base, part.base + part.past + len(part))
         assert torch.equal(stores[0].keys[0][extent], stores[1].keys[0][extent])

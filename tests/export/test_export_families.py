@@ -40,6 +40,7 @@ KINDS = {
     "qwen2": Kind("qwen2", True, 64, {"hidden": 48, "heads": 6, "kv_heads": 2}),
     "qwen3": Kind("qwen3", True, None, {"hidden": 40, "heads": 5, "kv_heads": 1, "head_dim": 16}),
     "mistral": Kind("mistral", False, None, {"hidden": 30, "heads": 3, "kv_heads": 3}),
+    "gemma3": Kind("gemma3_text", True, 64, {"hidden": 48, "heads": 6, "kv_heads": 2}),
     "128k tied": Kind("llama", True, 8192, {"hidden": 64, "vocab": 128_256}),
     "128k untied": Kind("llama", False, 8192, {"hidden": 64, "vocab": 128_256}),
 }
@@ -110,8 +111,8 @@ LEAST = {"fp32": 0.9999, "fp16": 0.9999, "int8": 0.97, "int4": 0.9}
 @pytest.mark.parametrize(
     ("name", "quant"),
     [
-        ("llama", "int4"), ("qwen2", "int8"), ("qwen3", "int4"), ("mistral", "int8"), ("128k untied", "int4"),
-        ("128k tied", "int8"),
+        ("llama", "int4"), ("qwen2", "int8"), ("qwen3", "int4"), ("mistral", "int8"), ("gemma3", "int8"),
+        ("128k untied", "int4"), ("128k tied", "int8"),
         *(pytest.param(*case, marks=SLOW) for case in (
             ("llama", "int8"), ("qwen2", "int4"), ("qwen3", "int8"), ("mistral", "int4"), ("128k untied", "int8"),
             ("128k tied", "int4"), ("qwen2", "fp16"), ("qwen3", "fp32"), ("128k tied", "fp16"),

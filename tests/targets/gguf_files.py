@@ -122,13 +122,15 @@ def paired(values: NDArray[np.float32], heads: int) -> NDArray[np.float32]:
 
 def llama_arrays(arrays: Arrays) -> Arrays:
     """Arrays of LLAMA by their names in a GGUF file, with rows in pairs."""
+    from outrider_core.targets.families import FAMILIES
     from outrider_core.targets.gguf_config import gguf_name
 
     heads = {"q_proj": 4, "k_proj": 2}
-    return {
-        gguf_name(name): paired(values, heads[part]) if (part := name.removesuffix(".bias")[-6:]) in heads else values
-        for name, values in arrays.items()
-    }
+    stored = {}
+    for name, values in arrays.items():
+        part = name.removesuffix(".bias")[-6:]
+        stored[gguf_name(name, FAMILIES["llama"])] = paired(values, heads[part]) if part in heads else values
+    return stored
 
 
 def write_folder(

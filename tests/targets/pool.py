@@ -37,6 +37,7 @@ class Pool:
             self.memory[f"keys_{layer}"] = np.full(shape, 7, np.float32)  # what nobody may read
             self.memory[f"values_{layer}"] = np.full(shape, 7, np.float32)
         self.blocks = blocks
+        self.position_of = dict[int, int]()  # of rows that were written
 
     def run(self, ids: Sequence[int], positions: Sequence[int], rows: Sequence[int], seen: list[list[int]]) -> Floats:
         """Logits [T, vocab]. seen: the rows of the pool that each token attends to, its own among them."""
@@ -44,11 +45,17 @@ class Pool:
         for token, visible in enumerate(seen):
             mask[token, visible] = 0
         count, whole = len(ids), BlockRange(0, self.blocks)
-        tiled = np.tile(mask, (self.config.group, 1)).reshape(-1, self.blocks, POOL_BLOCK)
+        masks = {"mask": mask}
+        if self.config.windowed_layers:
+            self.position_of |= dict(zip(rows, positions, strict=True))
+            masks["window_mask"] = mask.copy()
+            for token, visible in enumerate(seen):
+                far = [row for row in visible if positions[token] - self.position_of[row] >= self.config.sliding_window]
+                masks["window_mask"][token, far] = -np.inf
         inputs = {
             "ids": np.array(ids),
             "positions": np.array([positions]),
-            "mask": np.ascontiguousarray(tiled.transpose(1, 0, 2)[:, None]),
+            **{name: self._tiled(each) for name, each in masks.items()},
             "slots": slots(np.array(rows), self.config),
             "wanted": np.arange(count),
             **routes([count], [whole], self.blocks, self.config),
@@ -59,6 +66,11 @@ class Pool:
         self.memory = {name: outputs[f"new_{name}"] for name in self.memory}
         logits: Floats = outputs["logits"]
         return logits
+
+    def _tiled(self, mask: Floats) -> Floats:
+        """[T, rows of the pool] as the graph takes it."""
+        tiled = np.tile(mask, (self.config.group, 1)).reshape(-1, self.blocks, POOL_BLOCK)
+        return np.ascontiguousarray(tiled.transpose(1, 0, 2)[:, None])
 
     def chain(self, ids: Sequence[int], past: Sequence[int], rows: Sequence[int]) -> Floats:
         """Tokens in a row behind those that lie in the rows `past`."""

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from outrider_core.protocol.tree import ROOT, TokenTree
 from outrider_core.targets import batch
 from outrider_core.targets import runner as module
-from outrider_core.targets.batch import group_parts
+from outrider_core.targets.batch import Batch, group_parts
+from outrider_core.targets.config import TargetConfig
 from outrider_core.targets.graph import TargetGraph
 from outrider_core.targets.memory import untouched
 from outrider_core.targets.part import POOL_BLOCK, Part
@@ -48,7 +49,7 @@ def runner(model: object, tmp_path: Path) -> OnnxRunner:
     return lower(model, tmp_path)
 
 
-@pytest.fixture(scope="module", params=[("llama", 4, 2), ("llama", 4, 4), ("qwen3", 6, 1)], ids=str)
+@pytest.fixture(scope="module", params=[("llama", 4, 2), ("mistral-local", 4, 4), ("qwen3", 6, 1)], ids=str)
 def crowded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> OnnxRunner:
     """With many query heads to a key head, and with one."""
     family, heads, kv_heads = request.param
@@ -205,3 +206,21 @@ def test_a_pool_takes_memory_only_where_it_is_written() -> None:
     pool = untouched((64, 1 << 20))  # 256 MiB
     pool[:, 0] = 1
     assert process.memory_info().rss - before < 16 << 20 and pool.sum() == 64
+
+
+@settings(max_examples=25)
+@given(parts=sessions(), window=st.integers(1, 200))
+def test_a_window_hides_what_lies_further_back(parts: list[tuple[int, int, Part]], window: int) -> None:
+    """By positions, of nodes too, whose rows lie elsewhere."""
+    values = {**tiny_model(dtype=torch.float32).config.to_dict(), "model_type": "mistral", "sliding_window": window}
+    config = TargetConfig.from_json(values)
+    for _, _, part in parts:
+        feeds = Batch([part], config).feeds
+        size, chain = part.past + len(part), part.past + len(part.chain)
+        positions = [*range(chain), *(chain - 1 + depth for depth in part.tree.depths)]
+        seen, near = (
+            np.isfinite(feeds[name]).transpose(1, 2, 0, 3).reshape(config.group, len(part), -1)[:, :, :size]
+            for name in ("mask", "window_mask")
+        )
+        distance = np.array(positions)[part.past :, None] - np.array(positions)
+        np.testing.assert_array_equal(near, seen & (distance < window))

@@ -16,6 +16,8 @@ export interface TargetShape {
   heads: number;
   kvHeads: number;
   headDim: number;
+  /** Tokens that layers with a sliding window see, 0: there are no such layers. */
+  window: number;
 }
 
 /** A model that was checked: its ONNX file, the tables beside it under the name that it gives them, and its shape. */
@@ -24,6 +26,17 @@ export interface TargetFiles {
   data: Uint8Array<ArrayBuffer>;
   dataName: string;
   shape: TargetShape;
+}
+
+/** What a manifest says of the model, under config.json's names. */
+interface TargetConfig {
+  vocab_size: number;
+  num_hidden_layers: number;
+  num_attention_heads: number;
+  num_key_value_heads: number;
+  head_dim: number;
+  sliding_window: number;
+  windowed_layers?: number[];
 }
 
 interface TargetManifest {
@@ -106,7 +119,7 @@ async function mustKeep(cache: Cache, key: string, data: Uint8Array<ArrayBuffer>
 
 /** From the text of the understudy's own manifest.json. Throws BundleError. */
 export function parseTarget(text: string): TargetManifest {
-  let raw: { format_version?: unknown; config?: Record<string, number>; files?: Record<string, FileEntry> };
+  let raw: { format_version?: unknown; config?: TargetConfig; files?: Record<string, FileEntry> };
   try {
     raw = JSON.parse(text);
   } catch {
@@ -117,15 +130,17 @@ export function parseTarget(text: string): TargetManifest {
       `the understudy has format ${raw?.format_version}, this runtime reads ${FORMAT_VERSION}; export again or update`,
     );
   }
-  const { config = {}, files = {} } = raw;
+  const { config = {} as TargetConfig, files = {} } = raw;
+  const window = config.windowed_layers?.length ? config.sliding_window : 0;
   const shape: TargetShape = {
     vocabSize: config.vocab_size,
     layers: config.num_hidden_layers,
     heads: config.num_attention_heads,
     kvHeads: config.num_key_value_heads,
     headDim: config.head_dim,
+    window,
   };
-  for (const value of Object.values(shape)) {
+  for (const value of Object.values({ ...shape, window: window || 1 })) {
     if (!Number.isSafeInteger(value) || value < 1) throw new BundleError(`the understudy's ${MANIFEST} is broken`);
   }
   for (const name of [MODEL, DATA]) checkEntry(name, files[name]);

@@ -19,7 +19,7 @@ export interface Feed {
 
 /** `tokens` behind `past` positions; logits of the last `wanted` of them. */
 export function feedOf(shape: TargetShape, past: number, tokens: readonly number[], wanted: number): Feed {
-  const { heads, kvHeads } = shape;
+  const { heads, kvHeads, window } = shape;
   const group = heads / kvHeads;
   const count = tokens.length;
   const blocks = Math.ceil((past + count) / POOL_BLOCK);
@@ -32,11 +32,16 @@ export function feedOf(shape: TargetShape, past: number, tokens: readonly number
     if (index % 3 === 0) return Math.trunc(row / POOL_BLOCK);
     return index % 3 === 1 ? Math.trunc(index / (3 * count)) : row % POOL_BLOCK;
   };
+  const masked = (window: number): Input => {
+    const data = maskOf(past, count, blocks, group, window);
+    return { type: "float32", data, dims: [blocks, 1, group * count, POOL_BLOCK] };
+  };
   const inputs: Record<string, Input> = {
     ids: ints([count], index => tokens[index]),
     positions: ints([1, count], index => past + index),
     wanted: ints([wanted], index => count - wanted + index),
-    mask: { type: "float32", data: maskOf(past, count, blocks, group), dims: [blocks, 1, group * count, POOL_BLOCK] },
+    mask: masked(Number.POSITIVE_INFINITY),
+    ...(window && { window_mask: masked(window) }),
     slots: ints([1, kvHeads, count, 3], slot),
     // with one text alone, every block meets all queries, and all sums are its own
     queries: ints([1, kvHeads, group * count], index => index),
@@ -48,14 +53,15 @@ export function feedOf(shape: TargetShape, past: number, tokens: readonly number
   return { blocks, inputs };
 }
 
-/** 0 where a token attends, else -inf: [blocks, 1, group * count, POOL_BLOCK]. */
-function maskOf(past: number, count: number, blocks: number, group: number): Float32Array {
+/** 0 for the last `window` tokens up to a token's own, else -inf: [blocks, 1, group * count, POOL_BLOCK]. */
+function maskOf(past: number, count: number, blocks: number, group: number, window: number): Float32Array {
   const mask = new Float32Array(blocks * group * count * POOL_BLOCK).fill(Number.NEGATIVE_INFINITY);
   let at = 0;
   for (let block = 0; block < blocks; block++) {
     for (let query = 0; query < group * count; query++, at += POOL_BLOCK) {
       const visible = past + (query % count) + 1 - block * POOL_BLOCK;
-      mask.fill(0, at, at + Math.max(0, Math.min(POOL_BLOCK, visible)));
+      const [first, end] = [visible - window, visible].map(row => Math.max(0, Math.min(POOL_BLOCK, row)));
+      mask.fill(0, at + first, at + end);
     }
   }
   return mask;

@@ -34,7 +34,7 @@ internal class TargetFeeds(private val shape: TargetShape) {
             "ids" to longs(count) { tokens[it] },
             "positions" to longs(1, count) { past + it },
             "wanted" to longs(wanted) { count - wanted + it },
-            "mask" to mask(past, count, blocks),
+            "mask" to mask(past, count, blocks, Int.MAX_VALUE),
             "slots" to longs(1, shape.kvHeads, count, 3) {
                 val row = past + it / 3 % count
                 when (it % 3) {
@@ -51,16 +51,18 @@ internal class TargetFeeds(private val shape: TargetShape) {
             "shares_of_blocks" to
                 Input(DoubleBuffer.wrap(DoubleArray(blocks) { 1.0 }), longArrayOf(1, blocks.toLong())),
         )
-        return Feed(blocks, inputs)
+        val windows =
+            if (shape.window == 0) emptyMap() else mapOf("window_mask" to mask(past, count, blocks, shape.window))
+        return Feed(blocks, inputs + windows)
     }
 
-    /** 0 where a token attends, else -inf: `[blocks, 1, group * count, POOL_BLOCK]`. */
-    private fun mask(past: Int, count: Int, blocks: Int): Input {
+    /** 0 for the last [window] tokens up to a token's own, else -inf: `[blocks, 1, group * count, POOL_BLOCK]`. */
+    private fun mask(past: Int, count: Int, blocks: Int, window: Int): Input {
         val size = intArrayOf(blocks, 1, group * count, POOL_BLOCK)
         val mask = FloatArray(size.product()) {
             val key = it / (group * count * POOL_BLOCK) * POOL_BLOCK + it % POOL_BLOCK
             val query = past + it / POOL_BLOCK % count
-            if (key <= query) 0f else Float.NEGATIVE_INFINITY
+            if (key <= query && query - key < window) 0f else Float.NEGATIVE_INFINITY
         }
         return Input(FloatBuffer.wrap(mask), size.longs())
     }

@@ -12,7 +12,9 @@ private const val FORMAT_VERSION = 7
 private const val MANIFEST = "manifest.json"
 
 /** Counts and widths of a target graph. */
-data class TargetShape(val vocabSize: Int, val layers: Int, val heads: Int, val kvHeads: Int, val headDim: Int)
+data class TargetShape(
+    val vocabSize: Int, val layers: Int, val heads: Int, val kvHeads: Int, val headDim: Int, val window: Int,
+)
 
 /** A complete model in a folder, as `outrider_core.targets` lowers it, whose files are whole. graph: the ONNX file. */
 class TargetBundle private constructor(val graph: File, val shape: TargetShape) {
@@ -35,9 +37,11 @@ class TargetBundle private constructor(val graph: File, val shape: TargetShape) 
                 }
                 for ((name, entry) in raw.field<Map<String, Any?>>("files")) check(File(folder, name), entry)
                 val config = raw.field<Any>("config")
+                val windowed = config.field<List<*>?>("windowed_layers").orEmpty()
                 val shape = TargetShape(
                     config.int("vocab_size"), config.int("num_hidden_layers"), config.int("num_attention_heads"),
                     config.int("num_key_value_heads"), config.int("head_dim"),
+                    if (windowed.isEmpty()) 0 else config.int("sliding_window"),
                 )
                 TargetBundle(File(folder, "target.onnx"), shape)
             } catch (error: JsonError) {
