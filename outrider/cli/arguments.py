@@ -56,7 +56,7 @@ COMMANDS = {
     "doctor": Command(
         DoctorOptions,
         "check bundle, engine, server, round trip, clock and versions, and say what to do",
-        ["doctor --bundle build/bundle --server 127.0.0.1:8765"],
+        ["doctor --bundle build/bundle --server 127.0.0.1:8765", "doctor --model Qwen3-0.6B-Q8_0.gguf"],
     ),
 }
 LEGEND = "Verified text is plain; text the device wrote alone is yellow and underlined until the verifier has seen it."

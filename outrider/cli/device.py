@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, fields
 from io import TextIOWrapper
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
@@ -27,6 +28,9 @@ from outrider.cli.options import ChatOptions, DoctorOptions, GenerateOptions, Op
 from outrider.cli.prompt import Keyboard
 from outrider_core.drafting.bundle import Bundle, BundleError, open_bundle
 from outrider_core.serving import bind, in_url, is_loopback
+
+if TYPE_CHECKING:
+    from outrider.cli.doctor import Finding
 
 #: what is shown as one line: the user, the bundle or the verifier has to change
 EXPECTED = (BundleError, DrafterFailed, LinkRefused, EngineFailed, CommandError, ValueError)
@@ -136,6 +140,12 @@ def doctor(options: DoctorOptions) -> int:
     from outrider.cli.doctor import examine, show
 
     console = Console(stderr=options.json)
+    if options.model:
+        from outrider.cli.model_report import look_at_model
+
+        findings = look_at_model(options.model)
+        show([] if options.json else findings, console)
+        return _reported(findings, options)
     findings = asyncio.run(
         examine(
             options.bundle,
@@ -147,6 +157,11 @@ def doctor(options: DoctorOptions) -> int:
             tell=lambda finding: None if options.json else show([finding], console),
         )
     )
+    return _reported(findings, options)
+
+
+def _reported(findings: list[Finding], options: DoctorOptions) -> int:
+    """Print them as JSON if that is asked for; the exit status."""
     if options.json:
         print(json.dumps([asdict(finding) for finding in findings]))
     return int(any(finding.level == "bad" for finding in findings))

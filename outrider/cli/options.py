@@ -191,6 +191,11 @@ class ServeOptions(WritingOptions):
 class DoctorOptions(DeviceOptions):
     engine: str | None = _flag(None, "default: what is installed", choices=tuple(RUNTIMES))
     json: bool = _flag(False, "print what was found as JSON")
+    model: str | None = _flag(
+        None,
+        "look at a target alone, without loading it: an alias, a folder, a GGUF file or a Hugging Face id",
+        "MODEL",
+    )
 
 
 Options = GenerateOptions | ChatOptions | ServeOptions | DoctorOptions

@@ -73,7 +73,7 @@ def test_options_are_typed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(serve, ServeOptions) and serve.api_key == "key" and not serve.local
 
 
-@pytest.mark.parametrize(("command", "limit"), [("chat", 20), ("serve", 20), ("generate", 22), ("doctor", 7)])
+@pytest.mark.parametrize(("command", "limit"), [("chat", 20), ("serve", 20), ("generate", 22), ("doctor", 8)])
 def test_a_command_has_few_flags(command: str, limit: int) -> None:
     _, commands = build_parsers("outrider")
     flags = [action for action in commands[command]._actions if action.option_strings and action.dest != "help"]

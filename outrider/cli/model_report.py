@@ -1,0 +1,148 @@
+"""`outrider doctor --model`: what a model's files are, which engine serves them, and what they lack.
+
+It loads no weights.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from outrider.cli.doctor import Finding, good
+from outrider_core.chat.tokenizer import read_template
+from outrider_core.models.folders import drafters_folder
+from outrider_core.targets.bundle import TargetBundleError, open_target_bundle
+from outrider_core.targets.config import BrokenTarget, TargetConfig, UnsupportedTarget
+from outrider_core.targets.source import TargetError, TargetSource
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """formats: numbers of weights by how they are stored. tokens: ids by text, of those that end answers."""
+
+    formats: Counter[str]
+    tokenizer: str
+    template: str
+    ends: dict[str, int]
+    torch: bool
+
+
+def look_at_model(name: str) -> list[Finding]:
+    """What can be said of the target that a command names so."""
+    try:
+        source = TargetSource.resolve(name)
+        if source.prepared:
+            return _look_at_bundle(source)
+        config = source.shape()
+        facts = _gguf_facts(source.path) if source.path.is_file() else _folder_facts(source)
+    except UnsupportedTarget as error:
+        advice = "take another model, or another copy of it: docs/models.md lists what is supported"
+        return [Finding("model", "bad", f"{name}: {error}", advice)]
+    except (TargetError, TargetBundleError, BrokenTarget) as error:
+        return [Finding("model", "bad", str(error), "download the model again, or name another one")]
+    return [*_looks(source, config, facts)]
+
+
+def _look_at_bundle(source: TargetSource) -> list[Finding]:
+    bundle = open_target_bundle(source.path)
+    text = (
+        f"target bundle of {bundle.name}, {bundle.config.family}, {bundle.bits} bits, {bundle.max_positions:,} tokens"
+    )
+    return [good("model", f"{text} of context; the ONNX engine serves it", bits=bundle.bits)]
+
+
+def _looks(source: TargetSource, config: TargetConfig, facts: ModelFacts) -> Iterator[Finding]:
+    count = sum(math.prod(shape) for shape in config.tensors().values())
+    stored = ", ".join(
+        f"{100 * share / facts.formats.total():.0f} % {kind}" for kind, share in facts.formats.most_common(3)
+    )
+    yield good(
+        "model",
+        f"{config.family}, {count / 1e6:,.0f} million weights ({stored}), {config.max_position_embeddings:,} tokens of "
+        "context",
+        family=config.family,
+        weights=count,
+        context=config.max_position_embeddings,
+        formats=dict(facts.formats),
+    )
+    ends = ", ".join(facts.ends) or "nothing"
+    text = f"{facts.tokenizer}, {config.vocab_size:,} tokens; answers end at {ends}"
+    if not facts.ends:
+        yield Finding("tokenizer", "bad", text, "name eos_token_id in config.json, or no answer ever ends")
+    elif not facts.template:
+        yield Finding("tokenizer", "bad", f"{text}; no chat template", "take the instruction-tuned model, or add one")
+    else:
+        yield good("tokenizer", f"{text}; with a chat template", ends=facts.ends)
+    yield _engines(config, facts, count)
+    yield _drafter(config, facts)
+
+
+def _engines(config: TargetConfig, facts: ModelFacts, count: int) -> Finding:
+    from export.target.target_plan import LOADED, bundle_bytes
+
+    memory = {f"onnx_{bits}": int(LOADED[bits] * bundle_bytes(config, bits)) for bits in (8, 4, 32)}
+    if facts.torch:
+        memory |= {"torch_float32": 4 * count, "torch_bfloat16": 2 * count}
+    row = 8 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
+    sizes = ", ".join(f"{name.replace('_', ' ')} {size / 1e9:.1f} GB" for name, size in memory.items())
+    text = f"served by onnx{' and torch' if facts.torch else ''}; memory: {sizes}, and {row / 1e3:,.0f} kB a token"
+    figures = {"memory": memory, "bytes_per_token": row}
+    if facts.torch and not importlib.util.find_spec("torch"):
+        return Finding("engines", "warning", text, "torch is not installed: pip install 'outrider[torch]'", figures)
+    return good("engines", text, **figures)
+
+
+def _drafter(config: TargetConfig, facts: ModelFacts) -> Finding:
+    """Drafters of this installation whose shapes fit, and what training one takes."""
+    fitting = list[str]()
+    for path in sorted(drafters_folder().glob("*/config.json")):
+        with suppress(OSError, ValueError, TypeError, AttributeError):
+            values = json.loads(path.read_text())
+            wanted = values["target_kv_heads"], values["target_head_dim"], values["hidden_size"], values["vocab_size"]
+            if wanted == (config.num_key_value_heads, config.head_dim, config.hidden_size, config.vocab_size):
+                fitting.append(path.parent.name)
+    if fitting:
+        return good("drafter", f"{', '.join(fitting)} has its shapes", drafters=fitting)
+    advice = "train one: outrider export train --target ..." if facts.torch else (
+        "training one takes the model's folder of safetensors, and torch"
+    )  # fmt: skip
+    return Finding("drafter", "warning", "no drafter here has its shapes", advice)
+
+
+def _gguf_facts(path: Path) -> ModelFacts:
+    from gguf.constants import GGMLQuantizationType
+
+    from outrider_core.targets.gguf_file import GgufFile
+    from outrider_core.targets.gguf_tokenizer import gguf_ends
+
+    file, formats = GgufFile(path), Counter[str]()
+    for tensor in file.tensors.values():
+        formats[GGMLQuantizationType(tensor.kind).name] += math.prod(tensor.shape)
+    tokens = file.fields["tokenizer.ggml.tokens"]
+    kind = f"byte-level BPE split as {file.fields.get('tokenizer.ggml.pre', 'default')}"
+    kind = kind if file.fields["tokenizer.ggml.model"] == "gpt2" else "SentencePiece BPE"
+    ends = {tokens[index]: index for index in gguf_ends(file.fields)}
+    return ModelFacts(formats, kind, str(file.fields.get("tokenizer.chat_template", "")), ends, torch=False)
+
+
+def _folder_facts(source: TargetSource) -> ModelFacts:
+    from outrider_core.targets.quantised import Quantisation
+    from outrider_core.targets.weights import read_json, stored_formats
+
+    folder = source.path
+    quantisation, formats = Quantisation.of(read_json(folder / "config.json")), stored_formats(folder)
+    tokenizer: dict[str, Any] = read_json(folder / "tokenizer.json")
+    settings = read_json(path) if (path := folder / "tokenizer_config.json").is_file() else {}
+    known = {token["id"]: token["content"] for token in tokenizer.get("added_tokens", [])}
+    ends = {known.get(index, str(index)): index for index in source.eos_ids}
+    kind = str(tokenizer.get("model", {}).get("type", "unknown"))
+    if quantisation:
+        formats = Counter({f"{quantisation.name} of {'/'.join(formats)}": formats.total()})
+    return ModelFacts(formats, kind, read_template(folder, settings), ends, torch=quantisation is None)
