@@ -1,14 +1,18 @@
-"""The drawings in docs/design.md, made from the code: `python -m tests.drawings` writes them anew."""
+"""Drawings and tables in documents, made from the code: `python -m tests.drawings` writes them anew."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from edge_runtime.session.states import TRANSITIONS, State
+from outrider_core.targets.families import FAMILIES, REFUSED
+from outrider_core.targets.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
+from outrider_core.targets.weights import DTYPES
 from tests.arrows import floors, imports_below, inner_rooms
 
 ROOT = Path(__file__).parents[1]
-DOCUMENT = ROOT / "docs" / "design.md"
+DOCUMENTS = ROOT / "docs"
 
 
 def rooms_drawing(package: str) -> str:
@@ -36,15 +40,69 @@ def states_drawing() -> str:
     return "\n".join(["```mermaid", "stateDiagram-v2", f"    [*] --> {names[State.DRAFTING]}", *lines, "```"])
 
 
-def drawn(document: str) -> str:
-    """`document` with each drawing, between `<!-- drawing: NAME -->` and `<!-- end -->`, as the code is now."""
-    for name, drawing in (("edge_runtime", rooms_drawing("edge_runtime")), ("states", states_drawing())):
-        begin, end = f"<!-- drawing: {name} -->\n", "<!-- end -->"
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table in Markdown."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def families_table() -> str:
+    rows = [(f"`{name}`", f"`{each.gguf}`" if each.gguf else "", each.differs) for name, each in FAMILIES.items()]
+    return table(("model_type", "in GGUF files", "what differs from Llama"), rows)
+
+
+def refused_table() -> str:
+    rows = [(", ".join(f"`{name}`" for name in names.split()), why) for why, names in REFUSED.items()]
+    return table(("model types and GGUF architectures", "why"), rows)
+
+
+def formats_table() -> str:
+    """Formats of weights, and the engines that read them."""
+    from gguf.constants import GGMLQuantizationType
+    from gguf.quants import _type_traits
+
+    plain = ", ".join(name for name in DTYPES if name.startswith(("F6", "F3", "F1", "BF")))
+    packed = ", ".join(sorted(GGMLQuantizationType(kind).name for kind in _type_traits))
+    rows = [
+        (f"folder with safetensors: {plain}", "onnx, torch"),
+        ("folder quantised by AWQ or GPTQ (4 bits), MLX (4 and 8 bits) or FP8", "onnx"),
+        (f"GGUF file: F32, F16, {packed}", "onnx"),
+        ("target bundle (`outrider export target`): 8, 4 or 32 bits", "onnx"),
+    ]
+    return table(("weights", "engines"), rows)
+
+
+def pre_tokenizers_table() -> str:
+    """Names that GGUF files give to rules, one line for each rule."""
+    names: dict[PreTokenizer, list[str]] = {}
+    for name, rule in PRE_TOKENIZERS.items():
+        names.setdefault(rule, []).append(f"`{name}`")
+    return "\n".join(f"- {', '.join(each)}" for each in names.values())
+
+
+#: documents and their drawings
+DRAWINGS: dict[str, dict[str, Callable[[], str]]] = {
+    "design.md": {"edge_runtime": lambda: rooms_drawing("edge_runtime"), "states": states_drawing},
+    "models.md": {
+        "families": families_table,
+        "refused": refused_table,
+        "formats": formats_table,
+        "pre-tokenizers": pre_tokenizers_table,
+    },
+}
+
+
+def drawn(name: str) -> str:
+    """Document `name` with each drawing, between `<!-- drawing: ... -->` and `<!-- end -->`, as the code is now."""
+    document = (DOCUMENTS / name).read_text(encoding="utf-8")
+    for drawing, draw in DRAWINGS[name].items():
+        begin, end = f"<!-- drawing: {drawing} -->\n", "<!-- end -->"
         before, found, rest = document.partition(begin)
-        assert found, f"docs/design.md has no place for the drawing {name}"
-        document = before + begin + drawing + "\n" + end + rest.partition(end)[2]
+        assert found, f"docs/{name} has no place for the drawing {drawing}"
+        document = before + begin + draw() + "\n" + end + rest.partition(end)[2]
     return document
 
 
 if __name__ == "__main__":
-    DOCUMENT.write_text(drawn(DOCUMENT.read_text(encoding="utf-8")), encoding="utf-8")
+    for name in DRAWINGS:
+        (DOCUMENTS / name).write_text(drawn(name), encoding="utf-8")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.arrows import Import, broken_arrows, circles, floors, imports_below, inner_rooms
-from tests.drawings import DOCUMENT, drawn
+from tests.drawings import DOCUMENTS, DRAWINGS, drawn
 
 ROOT = Path(__file__).parents[1]
 PROTOCOL = "outrider_core.protocol"
@@ -98,9 +98,9 @@ def test_the_rooms_inside_form_no_circle(ours: list[Import], package: str) -> No
     assert len(levels) <= rooms and max(levels.values()) <= highest
 
 
-def test_the_design_shows_the_code() -> None:
-    document = DOCUMENT.read_text(encoding="utf-8")
-    assert drawn(document) == document, "run: python -m tests.drawings"
+@pytest.mark.parametrize("name", DRAWINGS)
+def test_documents_show_the_code(name: str) -> None:
+    assert drawn(name) == (DOCUMENTS / name).read_text(encoding="utf-8"), "run: python -m tests.drawings"
 
 
 BROKEN = {
