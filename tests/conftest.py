@@ -6,6 +6,7 @@ import signal
 import sys
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -38,6 +39,8 @@ class _WithoutTorch:
 
 
 WITHOUT_TORCH = _WithoutTorch()
+#: tests of what no user runs; they are slow ones
+RESEARCH = Path(__file__).parent / "lab"
 collect_ignore: list[str] = []
 if find_spec("torch") is None:
     sys.meta_path.append(WITHOUT_TORCH)
@@ -51,8 +54,11 @@ def own_log() -> Iterator[None]:
     structlog.reset_defaults()
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
+        if RESEARCH in item.path.parents:
+            item.add_marker(pytest.mark.slow)
         if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(1500))
         if item.get_closest_marker("vllm") and find_spec("vllm") is None:

@@ -61,6 +61,7 @@ def run(folder: Path, *more: str) -> tuple[int, dict[str, Any]]:
     return status, json.loads(found.read_text()) if found.is_file() else {}
 
 
+@pytest.mark.slow
 def test_every_mode_and_size_is_measured_and_right(folder: Path) -> None:
     modes = [*DEFAULT_MODES, "no-understudy", "drafter-first"]
     wanted = ["--profiles", "lan", "wifi", "--sweep", "4", "--modes", *modes]
@@ -156,6 +157,7 @@ def test_answers_survive_cuts(folder: Path) -> None:
     assert figures["answers_that_differ"] == figures["screens_that_differ"] == 0
 
 
+@pytest.mark.slow
 def test_a_client_of_single_calls_survives_cuts_and_silence(folder: Path) -> None:
     async def call(link: EmulatedLink, bundle: Bundle, prompt: list[int]) -> PlainAnswer:
         return await call_per_token(link.address, bundle, prompt, NEW, silence=0.5)

@@ -33,6 +33,7 @@ alone = pytest.mark.skipif(TOO_FEW, reason="two ranks need two CUDA devices")
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 
 
+@pytest.mark.slow
 @alone
 def test_two_ranks_decode_like_one(tmp_path: Path) -> None:
     models = {family: tiny_model(family, seed=5, layers=2) for family in FAMILIES}
@@ -77,6 +78,7 @@ def test_two_ranks_decode_like_one(tmp_path: Path) -> None:
         assert len(got) == len(want) - 1 and (abs(got - want[:-1]) <= step[:-1]).all()
 
 
+@pytest.mark.slow
 @alone
 def test_the_command_serves_with_two_ranks(tmp_path: Path) -> None:
     model = tiny_model(dtype=torch.float32)

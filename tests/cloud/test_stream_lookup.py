@@ -97,7 +97,7 @@ def test_the_same_text_in_fewer_steps(sampling: Sampling, rows: bool) -> None:
     assert len(told[0]) == len(told[1]) and bool(told[0]) == rows
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(
     prompts=st.lists(st.lists(st.integers(4, 11), min_size=1, max_size=30), min_size=1, max_size=4),
     news=st.lists(st.integers(1, 140), min_size=4, max_size=4),

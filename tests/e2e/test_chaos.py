@@ -163,6 +163,7 @@ def started(server: VerifierProcess, folder: Path, count: int) -> list[Device]:
     return devices
 
 
+@pytest.mark.slow
 def test_kill_and_restart(server: VerifierProcess, folder: Path) -> None:
     devices = started(server, folder, 7)
     for _ in range(2):
@@ -176,6 +177,7 @@ def test_kill_and_restart(server: VerifierProcess, folder: Path) -> None:
     assert any(device.connects > 1 for device in devices)
 
 
+@pytest.mark.slow
 def test_end_under_load(server: VerifierProcess, folder: Path) -> None:
     """SIGTERM while all are busy: every round under way is answered, sockets close with 1012, status 0."""
     devices = started(server, folder, 7)
@@ -230,6 +232,7 @@ def half_open(address: str, greeting: Hello, stop: threading.Event) -> None:
         client.socket.socket.close()
 
 
+@pytest.mark.slow
 def test_hostile_company(server: VerifierProcess, folder: Path) -> None:
     """Floods, largest trees, half-open sockets and a pool too small for all: right texts, nothing left over."""
     stop = threading.Event()

@@ -136,6 +136,7 @@ def test_onnx_bundle(made: Any, tmp_path: Path, name: str, quant: str) -> None:
         )
 
 
+@pytest.mark.slow
 @SLOW
 @pytest.mark.parametrize(("name", "quant"), [("llama", "int8"), ("qwen2", "int8"), ("128k tied", "int4")])
 def test_executorch_bundle(made: Any, tmp_path: Path, name: str, quant: str) -> None:
@@ -146,6 +147,7 @@ def test_executorch_bundle(made: Any, tmp_path: Path, name: str, quant: str) -> 
         assert plan.engine_bytes["executorch"] == pytest.approx(size, rel=0.1)
 
 
+@pytest.mark.slow
 @SLOW
 def test_widths_that_are_no_multiple_of_executorchs_groups(made: Any, tmp_path: Path) -> None:
     """8da4w has one scale for 32 inputs; the 36 and 90 of this target are exported or refused as what they are."""

@@ -56,6 +56,7 @@ def says(rank: int, folder: str) -> None:
     dist.destroy_process_group()
 
 
+@pytest.mark.slow
 def test_ranks_agree_on_what_the_first_one_measured(tmp_path: Path) -> None:
     """Two processes. Ranks that train in different formats would drift apart: only gradients are averaged."""
     spawn(says, (str(tmp_path),), nprocs=2)

@@ -77,6 +77,7 @@ def test_train_writes_a_drafter_folder(trained: Trained, folders: Folders) -> No
     assert "12 conversations, " in trained.said and f"wrote {trained.drafter}" in trained.said
 
 
+@pytest.mark.slow
 def test_interrupted_training_goes_on_where_it_stopped(training: Training) -> None:
     epochs = 150  # 450 steps: long enough to be interrupted, short enough to be finished
     # the main stage alone, of which the second run has to do less
@@ -107,6 +108,7 @@ def test_interrupted_training_goes_on_where_it_stopped(training: Training) -> No
     assert 0 < notes["last_run"]["tokens"] < all_steps
 
 
+@pytest.mark.slow
 def test_training_without_prompts_of_ones_own(training: Training) -> None:
     """The target writes the prompts; nothing else is needed."""
     arguments = training.arguments(1)
@@ -120,6 +122,7 @@ def test_training_without_prompts_of_ones_own(training: Training) -> None:
     assert table is not None  # of so few answers it may have no run
 
 
+@pytest.mark.slow
 def test_a_drafter_is_measured_without_training(training: Training, trained: Trained) -> None:
     first, weights, _ = load_drafter(trained.drafter)
     arguments = training.arguments(0, **{"start-from": trained.drafter})
@@ -134,6 +137,7 @@ def test_a_drafter_is_measured_without_training(training: Training, trained: Tra
     assert notes["calibration"] is None  # too little is held out
 
 
+@pytest.mark.slow
 def test_the_last_stage_alone(training: Training, trained: Trained) -> None:
     """From an earlier drafter, the text that it writes itself and as much of the target's; nothing before."""
     first, _, _ = load_drafter(trained.drafter)
@@ -154,6 +158,7 @@ def test_the_last_stage_alone(training: Training, trained: Trained) -> None:
     ).read_bytes()
 
 
+@pytest.mark.slow
 def test_rounds_on_policy(training: Training, trained: Trained) -> None:
     """Each draws other answers, and writes with what the round before has left; a second run takes up all of it."""
     options = {"start-from": trained.drafter, "own-text": 5, "on-policy": 2}
@@ -176,6 +181,7 @@ def test_rounds_on_policy(training: Training, trained: Trained) -> None:
     assert one == other != (trained.drafter / "drafter.safetensors").read_bytes()
 
 
+@pytest.mark.slow
 def test_two_ranks_train_one_drafter(training: Training) -> None:
     """torchrun: each answers and learns its share; the drafter is one. A run by one rank goes on from their files."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "export"]
@@ -196,6 +202,7 @@ def test_two_ranks_train_one_drafter(training: Training) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_training_on_given_answers(training: Training, trained: Trained) -> None:
     """An answers file is enough, also one that was cut short."""
     some = training.folder / "some.jsonl"
