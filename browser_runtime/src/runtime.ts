@@ -47,7 +47,7 @@ export interface Options {
 }
 
 /**
- * maxNewTokens, at least 1, counts verified tokens only. seed: the same gives the same text; left out, one is drawn.
+ * maxNewTokens, at least 1, counts verified tokens only. seed: the same gives the same text; left out or -1, one is drawn.
  *
  * Whoever writes is held to the options of `FormOptions`: no grammar library runs here, so under a responseFormat or tools
  * the target alone writes, and such an answer waits where there is no link.
@@ -156,8 +156,8 @@ export class EdgeRuntime {
    * hold the answer to; while events are read, Error if another answer is on its way, DrafterFailed behind `finished` where the engine failed.
    */
   generate(prompt: string | readonly ChatMessage[] | readonly number[], request: Request = {}): AsyncGenerator<Event> {
-    const { maxNewTokens = 256, stop = [], seed = drawnSeed(), ...others } = request;
-    const sampling = new Sampling({ ...others, seed });
+    const { maxNewTokens = 256, stop = [], seed = -1, ...others } = request;
+    const sampling = new Sampling({ ...others, seed: seed === -1 || seed === -1n ? drawnSeed() : seed });
     const whole = Number.isSafeInteger(maxNewTokens) && maxNewTokens >= 1;
     if (!whole) throw new RangeError(`maxNewTokens must be a whole number, at least 1, not ${maxNewTokens}`);
     const stops = (typeof stop === "string" ? [stop] : [...stop]).filter(text => text !== "");

@@ -100,6 +100,18 @@ test("a page that is closed in mid-answer goes on from its record, in text and o
   await second.close();
 });
 
+test("a seed of -1 is drawn anew for each answer", async () => {
+  const runtime = runtimeOf(new FakeVerifier());
+  const seeds = new Set<string>();
+  for (const seed of [-1, -1n, undefined]) {
+    for await (const _ of runtime.generate(PROMPT, { maxNewTokens: 9, temperature: 0.7, seed }))
+      if (runtime.record) seeds.add(runtime.record.sampling.seed);
+  }
+  assert.equal(seeds.size, 3);
+  assert.throws(() => runtime.generate(PROMPT, { seed: -2 }), RangeError);
+  await runtime.close();
+});
+
 test("no answer mixes two arithmetics, and the next one takes what there is", async () => {
   const [whole, eight] = ["torch-float32", "onnx-8-v6"];
   assert.notDeepEqual(plain(PROMPT, 60, whole), plain(PROMPT, 60, eight));
