@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import mmap
 import struct
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -56,13 +55,13 @@ class GgufFile:
             self.__dict__.pop("_data", None)
 
     @cached_property
-    def _data(self) -> memoryview:
+    def _data(self) -> mmap.mmap:
         with self.path.open("rb") as file:
-            return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
     def _read(self) -> None:
         self._at = 4
-        if bytes(self._data[:4]) != MAGIC:
+        if self._data[:4] != MAGIC:
             raise ValueError("it does not begin with GGUF")
         version = self._number("I")
         if version and version & 0xFFFF == 0:
@@ -89,7 +88,7 @@ class GgufFile:
                 raise ValueError(f"tensor {tensor.name} stands there twice")
             self.tensors[tensor.name] = GgufTensor(tensor.name, tensor.shape, tensor.kind, begin + tensor.offset)
 
-    def _take(self, size: int) -> memoryview:
+    def _take(self, size: int) -> bytes:
         if size > len(self._data) - self._at:
             raise ValueError("it is cut short")
         self._at += size
@@ -99,7 +98,7 @@ class GgufFile:
         return struct.unpack(f"<{code}", self._take(struct.calcsize(f"<{code}")))[0]
 
     def _text(self) -> str:
-        return str(self._take(self._number("Q")), "utf-8", "replace")
+        return self._take(self._number("Q")).decode()
 
     def _value(self, kind: int) -> Any:
         if kind == _STRING:
@@ -107,13 +106,22 @@ class GgufFile:
         if kind != _ARRAY:
             return self._number(_scalar(kind))
         kind, count = self._number("I"), self._number("Q")
-        if kind in (_STRING, _ARRAY):
-            if count > len(self._data) - self._at:  # each takes some bytes
-                raise ValueError("it is cut short")
-            read: Callable[[], Any] = self._text if kind == _STRING else lambda: self._value(_ARRAY)
-            return [read() for _ in range(count)]
+        if kind == _STRING:
+            return self._texts(count)
         code = np.dtype(f"<{_scalar(kind)}")
         return np.frombuffer(self._take(count * code.itemsize), code).tolist()
+
+    def _texts(self, count: int) -> list[str]:
+        """As many strings; there may be hundreds of thousands."""
+        data, at, texts, length = self._data, self._at, list[str](), struct.Struct("<Q")
+        for _ in range(count):
+            begin = at + length.size
+            at = begin + length.unpack_from(data, at)[0]
+            if at > len(data):
+                raise ValueError("it is cut short")
+            texts.append(data[begin:at].decode())
+        self._at = at
+        return texts
 
     def _tensor(self) -> GgufTensor:
         name, dimensions = self._text(), self._number("I")
