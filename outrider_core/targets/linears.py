@@ -89,10 +89,10 @@ class RowIntegers:
 
 
 def _halves(values: Floats) -> Array:
-    """Raise UnsupportedTarget for values beyond the range of float16."""
+    """Raise UnsupportedTarget for values that are too large or too small for float16."""
     with np.errstate(over="ignore"):
         halves = values.astype(np.float16)
-    if not np.isfinite(halves).all():
+    if not np.abs(halves - values).max() <= 1e-3 * np.abs(values).max():
         raise UnsupportedTarget("its embeddings lie beyond the range of 16 bits; export it at 4 or 32 bits")
     return halves
 

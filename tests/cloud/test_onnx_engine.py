@@ -28,7 +28,7 @@ from outrider_core.targets.source import TargetError, TargetSource
 from tests.cloud.drive import in_chunks, random_tree, started
 from tests.models.odd_moa import ODD, random_moa, random_sequence
 from tests.targets.plain import lowered, plain_decode_8bit, skip_unless_exact
-from tests.tiny import save_tiny_drafter, save_tiny_target, tiny_drafter_config, tiny_model
+from tests.tiny import VARIANTS, save_tiny_drafter, save_tiny_target, tiny_drafter_config, tiny_model
 from tests.waiting import HANG
 
 SAMPLINGS = [Sampling(), Sampling(temperature=0.8, seed=3), Sampling(temperature=1.0, top_p=0.9, seed=4)]
@@ -43,7 +43,11 @@ def test_feature_rows_are_those_of_the_server_half() -> None:
     np.testing.assert_allclose(ours.rows(kv.numpy(), positions), want, rtol=2e-4, atol=2e-4)
 
 
-@pytest.fixture(scope="module", params=["llama", "qwen2", "qwen3"])
+QUICK = ["llama", "qwen2", "qwen3", "gemma3_text"]
+OTHERS = [pytest.param(family, marks=pytest.mark.slow) for family in VARIANTS if family not in QUICK]
+
+
+@pytest.fixture(scope="module", params=[*QUICK, *OTHERS])
 def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[TargetBundle, object]:
     folder = tmp_path_factory.mktemp(request.param)
     model = tiny_model(request.param, hidden=64, dtype=torch.float32)

@@ -6,6 +6,7 @@ import copy
 import os
 import random
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from outrider_core.models.target import Target
 from tests.device import DEVICE
 from tests.export.tiny_training import fresh_moa, some_sequences
 from tests.power import forgotten, watched_disk
-from tests.tiny import tiny_model, tiny_target
+from tests.tiny import VARIANTS, tiny_model, tiny_target
 
 #: torch says once that its fused norm is not used where activations are bfloat16 and weights float32
 pytestmark = pytest.mark.filterwarnings("ignore:Mismatch dtype")
@@ -90,6 +91,15 @@ def test_loss_falls_and_agreement_rises(
     assert sum(p.loss for p in last) / 5 < sum(p.loss for p in first) / 5 - 0.3
     assert sum(p.agreement for p in last) > sum(p.agreement for p in first)
     assert [p.step for p in progress] == list(range(1, progress[0].steps + 1))
+
+
+@pytest.mark.parametrize("family", VARIANTS)
+def test_drafters_of_every_family_learn(family: str, tmp_path: Path, one_thread: None) -> None:
+    """Ten steps, on the features of layers with windows and without rotary positions too."""
+    target = tiny_target(tiny_model(family, dtype=torch.float32))
+    config = MoAConfig.for_target(target.config, target.model_hash, layers=2, draft_vocab=64)
+    progress = [step.loss for step in islice(Bench(target, config, tmp_path).trainer("run").run(), 10)]
+    assert len(progress) == 10 and sum(progress[5:]) < sum(progress[:5])
 
 
 def test_frozen_parts_stay_the_targets(bench: Bench) -> None:
