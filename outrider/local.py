@@ -247,9 +247,10 @@ def _costs_file(verifier: Verifier, threads: int) -> Path:
 
 def _read_costs(file: Path) -> StepCosts | None:
     try:
-        return msgspec.json.decode(file.read_bytes(), type=StepCosts)
-    except (OSError, msgspec.MsgspecError):
+        costs = msgspec.json.decode(file.read_bytes(), type=StepCosts)
+    except (OSError, msgspec.MsgspecError, RecursionError):
         return None
+    return costs if costs.plausible else None
 
 
 def log_errors_only() -> None:

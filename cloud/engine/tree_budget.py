@@ -37,6 +37,8 @@ SHARING, SHARED_TOKENS = 8, 32
 FAR_TOKENS, FAR = (1, 4), 1024
 #: weight of the newest observation
 SMOOTHING = 0.1
+#: no step of a verifier takes longer, in seconds
+LONGEST_STEP = 60.0
 #: longer pauses between a verdict and the next tree are the user's, not the network's
 LONGEST_PAUSE = 2.0
 
@@ -133,6 +135,19 @@ class StepCosts:
         """Seconds of a step of so many tokens, which so many sessions share, behind `past` tokens each."""
         behind = past / FAR * (self.context + self.token_context * tokens)
         return self.curve.at(tokens) + self.session * max(0.0, sessions - 1.0) + behind
+
+    @property
+    def plausible(self) -> bool:
+        """Whether `measure_costs` can have found this: files may hold anything."""
+        tokens, seconds = self.curve.tokens, self.curve.seconds
+        added = (self.session, self.context, self.token_context)
+        return (
+            0 < len(tokens) == len(seconds)
+            and list(tokens) == sorted(set(tokens) & set(TIMED_TOKENS))
+            and list(seconds) == sorted(seconds)
+            and all(0 < each <= LONGEST_STEP for each in seconds)
+            and all(0 <= each <= LONGEST_STEP for each in added)
+        )
 
     def shared(self, sessions: float) -> CostCurve:
         """The curve of steps that so many sessions share."""

@@ -25,7 +25,7 @@ from edge_runtime.options import Pinned, RuntimeOptions
 from edge_runtime.runtime import EdgeRuntime
 from export.bundle.bundle import write_bundle
 from export.bundle.bundle_options import BundleOptions
-from outrider.local import LocalVerifier
+from outrider.local import LocalVerifier, _read_costs
 from outrider_core.drafting.bundle import Bundle, open_bundle
 from outrider_core.drafting.drafter import TreeShape
 from outrider_core.models.target import load_target
@@ -420,3 +420,30 @@ def test_what_steps_cost_is_kept_between_starts(
     kept.parent.write_text("a file")
     with load(folders, bundle, tree_budget=0):
         pass
+
+
+@pytest.mark.parametrize(
+    ("curve", "more"),
+    [
+        ('"tokens": [], "seconds": []', ""),
+        ('"tokens": [1, 4], "seconds": [0.1]', ""),
+        ('"tokens": [4, 1], "seconds": [0.1, 0.2]', ""),
+        ('"tokens": [1, 1], "seconds": [0.1, 0.2]', ""),
+        ('"tokens": [-4, 1], "seconds": [0.1, 0.2]', ""),
+        ('"tokens": [1, 99999999999999999999], "seconds": [0.1, 0.2]', ""),
+        ('"tokens": [1, 4], "seconds": [0, 0]', ""),
+        ('"tokens": [1, 4], "seconds": [-0.1, 0.2]', ""),
+        ('"tokens": [1, 4], "seconds": [0.2, 0.1]', ""),
+        ('"tokens": [1, 4], "seconds": [1e308, 1e308]', ""),
+        ('"tokens": [1, 4], "seconds": [NaN, 0.1]', ""),
+        ('"tokens": [1, 4], "seconds": [0.1, 0.2]', ', "session": -1'),
+        ('"tokens": [1, 4], "seconds": [0.1, 0.2]', ', "token_context": 1e308'),
+        ('"tokens": [1, 4], "seconds": [0.1, 0.2]', ', "x": ' + "[" * 100_000),
+    ],
+)
+def test_step_costs_that_cannot_be_are_timed_again(curve: str, more: str, tmp_path: Path) -> None:
+    file = tmp_path / "costs.json"
+    file.write_text(f'{{"curve": {{{curve}}}{more}}}')
+    assert _read_costs(file) is None
+    file.write_text('{"curve": {"tokens": [1, 4], "seconds": [0.1, 0.1]}}')
+    assert _read_costs(file) is not None
