@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import stat
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+from outrider_core.chat.messages import as_templates_take
 
 try:
     import fcntl
@@ -57,14 +60,21 @@ class Journal:
 
     def load(self) -> tuple[list[dict[str, str]], dict[str, Any] | None]:
         """(messages, record of an unfinished answer or None). Raises ValueError on a file that is not a journal."""
-        if self._path is None or not self._path.exists():
+        if self._path is None:
             return [], None
         try:
-            kept = json.loads(self._path.read_text(encoding="utf-8"))
-            return list(kept["messages"]), kept["answer"]
+            if not stat.S_ISREG(self._path.stat().st_mode):
+                raise ValueError(f"{self._path} is not a file; name one")  # reading others may never end
+        except FileNotFoundError:
+            return [], None
         except OSError as error:
             raise ValueError(f"cannot read {self._path}: {error.strerror}") from None
-        except (ValueError, KeyError, TypeError) as error:
+        try:
+            kept = json.loads(self._path.read_text(encoding="utf-8"))
+            return as_templates_take(kept["messages"]), kept["answer"]
+        except OSError as error:
+            raise ValueError(f"cannot read {self._path}: {error.strerror}") from None
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise ValueError(f"{self._path} is not a journal of a chat ({error}); give another file") from None
 
     @property
@@ -87,6 +97,8 @@ class Journal:
         """Write a chat into a new file or over another journal. Raises ValueError if that fails."""
         assert self._path
         self.load()
+        if self._path.exists() and not self._path.stat().st_mode & stat.S_IWUSR:
+            raise ValueError(f"{self._path} is read-only; name another file")
         try:
             _replace(self._path, messages, None)
         except OSError as error:
