@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack
 from dataclasses import replace
 
-from edge_runtime.context import ConversationTooLong
 from edge_runtime.events import Event, Finished
 from edge_runtime.link.transport import LinkMaker
 from edge_runtime.runtime import EdgeRuntime
@@ -18,7 +18,7 @@ from outrider.cli.prompt import Interrupted, Keyboard
 from outrider.cli.reach import Reach
 from outrider.cli.terminal import Output, show_answer, summary
 from outrider_core.cache import expanded
-from outrider_core.drafting.bundle import Bundle
+from outrider_core.drafting.bundle import Bundle, BundleError
 
 WELCOME = "/help shows the commands. Ctrl-C stops an answer, Ctrl-D ends the chat."
 AGAIN = "Ctrl-C once more or Ctrl-D ends the chat."
@@ -35,7 +35,7 @@ COMMANDS = {
     "/offline on|off": "write on this device alone, unverified, or with the verifier again",
     "/help": "this list",
     "/bye": "end the chat, as Ctrl-D does",
-    QUOTES: "begins and ends a message of several lines; so does \\ at the end of a line",
+    QUOTES: "begins and ends a message or a /system text of several lines; \\ at the end of a line continues it",
 }
 #: other tools' words for the same
 HABITS = {"?": "help", "exit": "bye", "quit": "bye"}
@@ -103,8 +103,10 @@ class Chat:
         while True:
             try:
                 text = await self._keyboard.next(PROMPT)
-                if text.lstrip().startswith(QUOTES):
-                    return "", await self._quoted(text.lstrip().removeprefix(QUOTES))
+                if opened := re.fullmatch(rf"\s*(/system\s+)?{QUOTES}(.*)", text, re.DOTALL):
+                    if quoted := await self._quoted(opened[2]):
+                        return "system" if opened[1] else "", quoted
+                    continue
                 while text.endswith("\\"):
                     text = text[:-1] + "\n" + await self._keyboard.next(MORE)
             except EOFError:
@@ -117,8 +119,8 @@ class Chat:
                 interrupted = True
                 self._output.note(AGAIN)
                 continue
-            if command := re.fullmatch(r"/([a-z?]*)(?:\s+(.*))?", text.strip(), re.DOTALL):
-                return command[1] or "?", command[2] or ""
+            if command := re.fullmatch(r"/([a-zA-Z?]*)(?:\s+(.*))?", text.strip(), re.DOTALL):
+                return command[1].lower() or "?", command[2] or ""
             if text.strip():
                 return "", text
 
@@ -126,13 +128,14 @@ class Chat:
         """Return `text` and the lines that follow, up to closing quotes. Raises as `Keyboard.next`."""
         while not text.rstrip().endswith(QUOTES):
             text += "\n" + await self._keyboard.next(MORE)
-        return text.rstrip().removesuffix(QUOTES).strip("\n")
+        text = text.rstrip().removesuffix(QUOTES).strip("\n")
+        return text if text.strip() else ""
 
     async def _ask(self, question: str) -> None:
         self._messages.append({"role": "user", "content": question})
         try:
             fitted = self._runtime.fit_messages(self._messages, self._options.max_tokens)
-        except ConversationTooLong as error:
+        except (ValueError, BundleError) as error:  # too long, or its template takes no instruction
             self._messages.pop()
             self._output.tell(str(error))
             return
@@ -176,8 +179,10 @@ class Chat:
                 await self._instruct(argument)
             case "clear":
                 self._messages = self._messages[: self._instructions]
-                self._dropped = 0
-                self._runtime.forget()
+                self._dropped = self._context = 0
+                for runtime in (self._linked, self._alone):
+                    if runtime:
+                        runtime.forget()
                 await self._journal.finish(self._messages)
             case "save":
                 self._save(argument)
@@ -204,7 +209,7 @@ class Chat:
             shown = self._messages[0]["content"] if self._instructions else 'none; "/system TEXT" sets one'
             self._output.note(f"instruction: {shown}")
             return
-        wanted = text.strip('"')
+        wanted = text[1:-1] if re.fullmatch(r'"[^"]*"', text) else text
         self._messages[: self._instructions] = [{"role": "system", "content": wanted}] if wanted else []
         await self._journal.finish(self._messages)
 
@@ -218,7 +223,7 @@ class Chat:
         except ValueError as error:
             self._output.tell(str(error))
         else:
-            self._output.note(f"saved; outrider chat --journal {path} goes on with it")
+            self._output.note(f"saved; to continue: outrider chat --journal {shlex.quote(str(path))}")
 
     def _stats(self) -> str:
         stats = [answer.stats for answer in self._answers]

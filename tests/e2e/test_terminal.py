@@ -34,6 +34,7 @@ from outrider.cli.chat import COMMANDS
 from outrider.cli.journal import Journal
 from outrider.cli.prompt import _open_history
 from outrider.cli.terminal import STATES, Screen, _drawn, printable
+from outrider_core.chat.tokenizer import ChatTokenizer
 from outrider_core.drafting.bundle import Bundle
 from outrider_core.protocol.sampling import Sampling
 from tests.cloud.drive import serve
@@ -474,6 +475,10 @@ def test_commands_of_a_chat(talk: Talk, tmp_path: Path) -> None:
     [
         ("/save", "needs the name of a file"),
         ("/save /nowhere/chat.json", "cannot write /nowhere/chat.json: No such file or directory"),
+        ("/save " + 300 * "a", "File name too long"),
+        ("/save /dev/null", "/dev/null is not a file"),
+        ("/save .", ". is not a file"),
+        ("/Help", "/system TEXT"),
         ("/offline on", "there is no verifier"),
         ("/stats", "no answer yet"),
         ("/model", "verifier: none"),
@@ -489,6 +494,68 @@ def test_save_spares_a_file_that_is_not_a_chat(talk: Talk, tmp_path: Path) -> No
     (tmp_path / "notes").write_text("precious")
     assert "is not a journal of a chat" in talk("w5", f"/save {tmp_path / 'notes'}")
     assert (tmp_path / "notes").read_text() == "precious"
+
+
+def test_save_spares_a_read_only_file(talk: Talk, tmp_path: Path) -> None:
+    saved = tmp_path / "my chat.json"
+    assert f"outrider chat --journal '{saved}'" in talk("w5", f"/save {saved}")
+    saved.chmod(0o400)
+    before = saved.read_text()
+    assert f"{saved} is read-only" in talk("w6", f"/save {saved}") and saved.read_text() == before
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"messages": [1], "answer": null}',
+        '{"messages": [{"role": "user"}], "answer": null}',
+        '{"messages": [{"role": "nobody", "content": "w5"}], "answer": null}',
+        '{"messages": "w5", "answer": null}',
+        "[" * 100_000,
+    ],
+)
+def test_a_journal_that_is_none_is_one_line(text: str, talk: Talk, tmp_path: Path) -> None:
+    journal = tmp_path / "chat.json"
+    journal.write_text(text)
+    [line] = talk("w5", options=["--journal", str(journal)], status=1).splitlines()
+    assert "is not a journal of a chat" in line and journal.read_text() == text
+
+
+@pytest.mark.parametrize(
+    ("lines", "instruction"),
+    [
+        (['/system Say "hi"'], 'Say "hi"'),
+        (['/system "be brief"'], "be brief"),
+        (['/system """be', 'brief"""'], "be\nbrief"),
+        (["/system be \\", "brief"], "be \nbrief"),
+        (["/system be brief", '/system "w5" or "w6"'], '"w5" or "w6"'),
+    ],
+)
+def test_an_instruction_is_what_was_typed(lines: list[str], instruction: str, talk: Talk, tmp_path: Path) -> None:
+    journal = tmp_path / "chat.json"
+    assert f"instruction: {instruction}\n" in talk(*lines, "/system", options=["--journal", str(journal)])
+    assert json.loads(journal.read_text())["messages"] == [{"role": "system", "content": instruction}]
+
+
+def test_a_message_of_nothing_but_quotes_is_not_asked(talk: Talk) -> None:
+    said = talk(6 * '"', '"""', "", ' """', "/stats")
+    assert "no answer yet" in said
+
+
+def test_a_cleared_chat_has_no_context(talk: Talk) -> None:
+    assert "context: 0 of" in talk("w5", "/clear", "/stats")
+
+
+def test_an_instruction_that_the_template_refuses_does_not_end_the_chat(
+    talk: Talk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check = "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
+    plain = ChatTokenizer.__init__
+    monkeypatch.setattr(
+        ChatTokenizer, "__init__", lambda self, tokens, template, *more: plain(self, tokens, check + template, *more)
+    )
+    said = talk("/system be brief", "w5", '/system ""', "w6")
+    assert "chat template failed: no system role" in said and said.count("ended by") == 1
 
 
 def test_a_path_or_a_quoted_line_is_no_command(talk: Talk, tmp_path: Path) -> None:
