@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from io import TextIOWrapper
 from pathlib import Path
 
 from outrider.cli.arguments import Parser
@@ -32,7 +33,7 @@ CACHED = {
     FOLDER: re.compile(r"(?P<name>.+)-(?P<hash>[0-9a-f]{16})"),
 }
 #: what makes one of these writes into a folder beside it, which begins with a dot
-UNFINISHED = re.compile(r"\.(?P<name>.+?)(\.[0-9a-f]{16})?\.(partial|old|removed)|\.(?P<float>.+)-[0-9a-f]{8}")
+UNFINISHED = re.compile(r"\.(?P<name>.+?)((\.[0-9a-f]{16})?\.(partial|old|removed))+|\.(?P<float>.+)-[0-9a-f]{8}")
 
 
 @dataclass(frozen=True)
@@ -154,7 +155,12 @@ def remove(words: Sequence[str], *, ask: bool) -> None:
     if ask:
         if not (sys.stdin and sys.stdin.isatty()):
             raise CommandError("there is nobody to ask; add --yes to remove this")
-        if input(f"remove this and free {size}? [y/N] ").strip().lower() not in ("y", "yes"):
+        try:
+            agreed = input(f"remove this and free {size}? [y/N] ").strip().lower() in ("y", "yes")
+        except EOFError:  # Ctrl-D
+            agreed = False
+            print()
+        if not agreed:
             raise CommandError("nothing was removed")
     with ExitStack() as locks:
         _lock(chosen.values(), locks)
@@ -166,12 +172,15 @@ def remove(words: Sequence[str], *, ask: bool) -> None:
 
 
 def _lock(models: Iterable[Model], locks: ExitStack) -> None:
-    """Keep makers and users away while `locks` is open. Raises CommandError if there are any."""
+    """Keep makers and users away while `locks` is open. Raises CommandError if there are any, or nothing to lock."""
     paths = {path: model for model in models for path in (model.lock, model.path) if path}
     for path, model in paths.items():
-        if path == model.lock:
-            path.touch()
-        handle = try_lock(path)
+        try:
+            if path == model.lock:
+                path.touch()
+            handle = try_lock(path)
+        except FileNotFoundError:
+            raise CommandError(f"another process has removed {model.path}; nothing was removed by this one") from None
         if handle is None:
             raise CommandError(f"another process uses {model.path}; end it first. Nothing was removed")
         locks.callback(os.close, handle)
@@ -188,7 +197,10 @@ def main(argv: Sequence[str]) -> int:
     )
     parser.add_argument("--json", action="store_true", help="print the list as JSON")
     parser.add_argument("--yes", action="store_true", help="remove without asking")
-    options = parser.parse_args(argv)
+    options = parser.parse_intermixed_args(argv)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a folder's name may have letters that the terminal has not
     if bool(options.action) != bool(options.which):
         parser.error("rm takes names or hashes")
     try:
@@ -196,6 +208,10 @@ def main(argv: Sequence[str]) -> int:
             remove(options.which, ask=not options.yes)
         else:
             show([*installed(), *cached()], as_json=options.json)
+        sys.stdout.flush()
+    except BrokenPipeError:  # whoever read the list has gone; Python would complain again at its exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     except OSError as error:
         print(f"error: {why_inaccessible(error)}", file=sys.stderr)
         return 1

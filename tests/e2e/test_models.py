@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -104,6 +105,47 @@ def test_a_removal_asks_first(cache: Path, monkeypatch: pytest.MonkeyPatch, caps
     assert main(["models", "rm", "tiny"]) == 1 and (cache / COPY).is_dir()
     monkeypatch.setattr("builtins.input", lambda question: "y")
     assert main(["models", "rm", "tiny"]) == 0 and not (cache / COPY).exists()
+
+
+@pytest.mark.parametrize("answer", ["Ctrl-D", "removed meanwhile"])
+def test_a_removal_without_an_answer_or_a_folder_is_one_line(
+    answer: str, cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def reply(question: str) -> str:
+        if answer == "Ctrl-D":
+            raise EOFError
+        shutil.rmtree(cache / COPY)
+        return "y"
+
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    monkeypatch.setattr("builtins.input", reply)
+    assert main(["models", "rm", "tiny"]) == 1
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ") and "removed" in line and (cache / BUNDLE).is_dir()
+
+
+def test_options_may_stand_before_the_names(cache: Path) -> None:
+    assert main(["models", "rm", "--yes", "tiny"]) == 0 and not (cache / COPY).exists()
+
+
+def test_a_removal_that_was_interrupted_twice_can_be_repeated(cache: Path) -> None:
+    left = cache / f"{PARTIAL.removesuffix('.partial')}.removed.0123456789abcdef.removed"
+    (cache / PARTIAL).rename(left)
+    assert main(["models", "rm", "tiny", "--yes"]) == 0 and not left.exists()
+
+
+def test_a_list_that_a_terminal_cannot_show_or_nobody_reads(cache: Path) -> None:
+    (cache / "targets" / "gr\u00f6\u00dfe").mkdir(parents=True)
+    command = [sys.executable, "-m", "outrider", "models"]
+    shown = subprocess.run(
+        command, env={**os.environ, "PYTHONIOENCODING": "ascii"}, capture_output=True, timeout=HANG, check=True
+    )
+    assert b"gr??e" in shown.stdout and not shown.stderr
+    read, write = os.pipe()
+    os.close(read)
+    unread = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, timeout=HANG)
+    os.close(write)
+    assert unread.returncode == 1 and not unread.stderr
 
 
 @pytest.mark.parametrize("made", [False, True], ids=["used", "being made"])
