@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from datetime import date
 from urllib.parse import urlsplit
 
 from starlette.applications import Starlette
@@ -66,6 +67,7 @@ class App:
         self._pages = PageRules(settings.allow_origin, names, verifier.accounts.required, serves_pages=True)
         self._metrics_text = metrics
         self._metrics_account = settings.metrics_account
+        self._logged_expiries = set[tuple[str, date | None]]()
         routes: list[BaseRoute] = [
             *probe_routes(self._healthz, self._readyz),
             Route("/metrics", self._metrics),
@@ -117,21 +119,36 @@ class App:
         return _status(503, "draining") if self.verifier.draining else _status(200, "ready")
 
     async def _metrics(self, request: Request) -> Response:
-        local, required = _is_local(request), self.verifier.accounts.required
+        local, required, reads_all = _is_local(request), self.verifier.accounts.required, True
         if not local or FORWARDED & set(request.headers.keys()) or self._pages.rebound(request.headers):
             account = self.account(request)
-            if (local and not required) or account is None or self._metrics_account not in ("", account.name):
-                self.gate.refused(RefusalReason.TOKEN)
+            fault = self._token_fault(account)
+            if (local and not required) or account is None or fault or self._metrics_account not in ("", account.name):
+                self.gate.refused(fault[0] if fault else RefusalReason.TOKEN)
                 return PlainTextResponse(
                     "a token that may read metrics is needed\n", 401, {"WWW-Authenticate": "Bearer"}
                 )
+            reads_all = account.name == self._metrics_account
         text = self.verifier.metrics.text() if self._metrics_text is None else await self._metrics_text()
+        if not reads_all:  # what other accounts use is not for any token
+            text = b"".join(line for line in text.splitlines(True) if b'account="' not in line)
         return Response(text, media_type=CONTENT_TYPE)
 
     def account(self, connection: HTTPConnection) -> Account | None:
-        """The account that asks, or None if its token is not valid."""
+        """The account that asks, its token expired or not; None if there is no such token."""
         protocols = connection.scope.get("subprotocols", ())
         return self.verifier.accounts.authenticate(bearer(connection.headers.get("authorization"), protocols))
+
+    def _token_fault(self, account: Account | None) -> tuple[RefusalReason, str] | None:
+        """Return why the token of a request is refused, and log an expired one once; None if it is not."""
+        if account is None:
+            return RefusalReason.TOKEN, TOKEN_NEEDED
+        if not account.expired:
+            return None
+        if (account.name, account.expires) not in self._logged_expiries:
+            self._logged_expiries.add((account.name, account.expires))
+            log.warning("expired token refused", account=account.name, expires=str(account.expires))
+        return RefusalReason.EXPIRED, f"this token expired on {account.expires}; ask the operator for a new one"
 
     def admit(self, request: HTTPConnection) -> Account:
         """The account of an HTTP request. Raises ApiError 401 or 403."""
@@ -140,9 +157,10 @@ class App:
             self.gate.refused(RefusalReason.ORIGIN)
             raise ApiError(403, FOREIGN, code="origin_not_allowed")
         account = self.account(request)
-        if account is None:
-            self.gate.refused(RefusalReason.TOKEN)
-            raise ApiError(401, TOKEN_NEEDED, code="invalid_api_key")
+        if fault := self._token_fault(account):
+            self.gate.refused(fault[0])
+            raise ApiError(401, fault[1], code="invalid_api_key")
+        assert account is not None
         return account
 
     def _refusal(self, websocket: WebSocket, account: Account | None) -> tuple[RefusalReason, int, str] | None:
@@ -151,8 +169,9 @@ class App:
             return RefusalReason.NOT_READY, 503, "not ready"
         if self._pages.foreign(websocket.headers):
             return RefusalReason.ORIGIN, 403, FOREIGN
-        if account is None:
-            return RefusalReason.TOKEN, 401, TOKEN_NEEDED
+        if fault := self._token_fault(account):
+            return fault[0], 401, fault[1]
+        assert account is not None
         if account.crowded:
             return RefusalReason.ACCOUNT, 429, "all connections of this token are taken; close one"
         if len(self.sockets) >= self.gate.max_connections:

@@ -9,6 +9,7 @@ import secrets
 import sys
 from collections.abc import Sequence
 from dataclasses import fields
+from datetime import date
 from pathlib import Path
 
 from cloud.server.accounts import AuthError, limit_type, parse_accounts
@@ -20,10 +21,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m cloud.auth",
         description="Create a token for the verifier: it is printed once, its hash goes into FILE.",
-        epilog="A running verifier reloads the file on SIGHUP. To revoke a token, delete its line.",
+        epilog="A running verifier reloads the file on SIGHUP. To revoke a token, delete its line; to extend or "
+        "shorten its time, change its date.",
     )
     parser.add_argument("file", type=Path, help="token file (the verifier's --auth-file), created if missing")
     parser.add_argument("name", help="who the token is for: letters, digits, dot, dash, underscore")
+    parser.add_argument(
+        "--expires", type=date.fromisoformat, metavar="DATE", help="last day of the token, UTC, as 2027-06-30"
+    )
     for limit in fields(AccountLimits):
         parser.add_argument(
             f"--{limit.name}", type=limit_type(limit), metavar="N", help=f"limit (default {limit.default:g})"
@@ -31,7 +36,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     limits = [f"{f.name}={v:g}" for f in fields(AccountLimits) if (v := getattr(arguments, f.name)) is not None]
     token = secrets.token_urlsafe(32)
-    line = " ".join([arguments.name, hashlib.sha256(token.encode()).hexdigest(), *limits])
+    expires = [] if arguments.expires is None else [arguments.expires.isoformat()]
+    line = " ".join([arguments.name, hashlib.sha256(token.encode()).hexdigest(), *expires, *limits])
     path: Path = arguments.file
     try:
         before = path.read_bytes() if path.exists() else b""
@@ -47,6 +53,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"auth: {error}; nothing was added", file=sys.stderr)
         return 2
     print(token)
+    print(
+        f"auth: the token is shown this once; {path} has its hash. Clients send it as `Authorization: Bearer TOKEN` "
+        "(outrider: --token or OUTRIDER_TOKEN; OpenAI's: api_key). A running verifier accepts it after SIGHUP.",
+        file=sys.stderr,
+    )
     return 0
 
 

@@ -16,7 +16,6 @@ from types import FrameType
 import uvicorn
 
 from cloud.app import App
-from cloud.server.accounts import AuthError
 from cloud.server.limits import raise_descriptors
 from cloud.server.service import Verifier
 from cloud.server.tls import CertificateError, reload_certificate
@@ -126,20 +125,13 @@ class HttpServer(uvicorn.Server):
         if not self._accounts.required and self._tls is None:
             log.info("nothing to reload: started without --auth-file and --ssl-certfile")
         if self._accounts.required:
-            self._reload_tokens()
+            self._verifier.reload_tokens()
         if self._tls is not None:
             try:
                 reload_certificate(self._tls, self._settings)
                 log.info("certificate read again")
             except CertificateError as error:
                 log.error("certificate not read, the old one stays", why=str(error))
-
-    def _reload_tokens(self) -> None:
-        try:
-            self._accounts.reload()
-            log.info("tokens read again", tokens=len(self._accounts))
-        except AuthError as error:
-            log.error("tokens not read, the old ones stay", why=str(error))
 
 
 def uvicorn_config(app: App, **options: object) -> uvicorn.Config:

@@ -20,6 +20,7 @@ class EngineMetrics:
         for _, request, path in outcome.rounds():
             metrics.queue_seconds.observe(outcome.queue_seconds(request))
             metrics.generation_tokens.inc(len(path.accepted) + 1)
+            metrics.account_tokens.labels(request.account, "generated").inc(len(path.accepted) + 1)
             if isinstance(request.message, Verify):
                 metrics.verify_seconds.observe(outcome.queue_seconds(request) + outcome.seconds)
         metrics.drafts.inc(len(drafts.sizes))
@@ -30,6 +31,9 @@ class EngineMetrics:
         metrics.lookup_tokens.inc(sum(lookups.sizes))
         metrics.accepted_lookup_tokens.inc(lookups.accepted)
         metrics.prompt_tokens.inc(sum(segment.prefill for segment in segments))
+        for segment in segments:
+            if segment.prefill:
+                metrics.account_tokens.labels(segment.session.account, "prompt").inc(segment.prefill)
         metrics.step_tokens.observe(sum(map(len, segments)))
         metrics.step_sessions.observe(len(segments))
         metrics.step_seconds.observe(outcome.seconds)

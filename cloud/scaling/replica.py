@@ -56,7 +56,6 @@ class Replica:
 
         A changed token file is noticed here, and what the replica reports goes to the fleet's metrics.
         """
-        from cloud.server.accounts import AuthError
         from cloud.telemetry import log
 
         if why := self._verifier.broken:
@@ -64,11 +63,8 @@ class Replica:
             raise RuntimeError(why)
         if self._fleet is not None:
             self._fleet.report()
-        try:
-            if self._verifier.accounts.reload_if_changed():
-                log.info("tokens read again", tokens=len(self._verifier.accounts))
-        except AuthError as error:
-            log.error("tokens not read, the old ones stay", why=str(error))
+        if self._verifier.accounts.stale:
+            self._verifier.reload_tokens()
 
 
 class _Ingress:

@@ -1,7 +1,7 @@
 """Who may use the verifier, and how much of it: a file of hashed tokens with limits, reloaded on SIGHUP.
 
-    # name     sha256 of the token, hex      limits (all optional)
-    app-1      9f86d081884c7d65...           sessions=32 connections=64 verifies=100 prefill=20000 nodes=5000
+    # name     sha256 of the token, hex      last day (optional, UTC)   limits (all optional)
+    app-1      9f86d081884c7d65...           2027-06-30                 sessions=32 connections=64 verifies=100
 
 `python -m cloud.auth FILE NAME` adds a line.
 """
@@ -14,8 +14,9 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import Field, dataclass, field, fields
+from datetime import date
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from cloud.server.limits import UNLIMITED, Account, AccountLimits
 
@@ -25,6 +26,15 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 class AuthError(RuntimeError):
     """The token file cannot be used; one line that says where and why."""
+
+
+class TokenLine(NamedTuple):
+    """A line of the token file. expires: the last day, in UTC, on which the token is valid."""
+
+    digest: bytes
+    name: str
+    expires: date | None
+    limits: AccountLimits
 
 
 @dataclass
@@ -53,7 +63,7 @@ class Accounts:
         return self.path is not None
 
     def authenticate(self, token: str | None) -> Account | None:
-        """The token's account, or None. Takes the same time whichever account it is, or if there is none."""
+        """The token's account, expired or not, or None. Takes the same time whichever it is, or if there is none."""
         if not self.required:
             return self._everybody
         digest = hashlib.sha256((token or "").encode("utf-8", "surrogateescape")).digest()
@@ -63,28 +73,32 @@ class Accounts:
                 found = account
         return found
 
-    def reload(self) -> None:
-        """Read the file again. Unchanged accounts keep their debts; removed and changed ones are revoked.
+    @property
+    def stale(self) -> bool:
+        """Whether the file has changed since it was last read, successfully or not."""
+        return self.path is not None and _version(self.path) != self._seen
 
-        Raises AuthError and changes nothing if the file cannot be used.
+    def reload(self) -> tuple[int, int]:
+        """Read the file again, and return how many tokens are new and how many were revoked.
+
+        Accounts of the same name and limits keep their debts and connections, with another expiry too; removed and
+        changed ones are revoked. Raises AuthError and changes nothing if the file cannot be used.
         """
         assert self.path is not None
         self._seen = _version(self.path)
         fresh = dict[bytes, Account]()
-        for digest, name, limits in read_accounts(self.path):
-            old = self._by_digest.get(digest)
-            same = old is not None and (old.name, old.limits) == (name, limits)
-            fresh[digest] = old if same and old is not None else Account(name, limits, self.clock)
+        for line in _read(self.path):
+            account = self._by_digest.get(line.digest)
+            if account is None or (account.name, account.limits) != (line.name, line.limits):
+                account = Account(line.name, line.limits, self.clock)
+            account.expires = line.expires
+            fresh[line.digest] = account
         for digest, account in self._by_digest.items():
             account.revoked = fresh.get(digest) is not account
+        revoked = sum(account.revoked for account in self)
+        new = len(fresh) - (len(self) - revoked)
         self._by_digest = fresh
-
-    def reload_if_changed(self) -> bool:
-        """Read the file again if it is another than when it was last read; whether it was. Raises AuthError, once."""
-        if self.path is None or _version(self.path) == self._seen:
-            return False
-        self.reload()
-        return True
+        return new, revoked
 
 
 def _version(path: Path) -> tuple[int, int] | None:
@@ -96,8 +110,7 @@ def _version(path: Path) -> tuple[int, int] | None:
     return status.st_mtime_ns, status.st_size
 
 
-def read_accounts(path: Path) -> list[tuple[bytes, str, AccountLimits]]:
-    """Return digest, name and limits of each line of a token file. Raises AuthError."""
+def _read(path: Path) -> list[TokenLine]:
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -105,14 +118,14 @@ def read_accounts(path: Path) -> list[tuple[bytes, str, AccountLimits]]:
     return parse_accounts(path, data)
 
 
-def parse_accounts(path: Path, data: bytes) -> list[tuple[bytes, str, AccountLimits]]:
-    """Return what `read_accounts` does, of a file with these bytes. Raises AuthError."""
+def parse_accounts(path: Path, data: bytes) -> list[TokenLine]:
+    """Return the lines of a token file with these bytes. Raises AuthError."""
     try:
         lines = data.decode("utf-8").splitlines()
     except UnicodeDecodeError as error:
         raise AuthError(f"{path}: cannot be read: {error}") from None
     kinds = {limit.name: limit_type(limit) for limit in fields(AccountLimits)}
-    accounts: list[tuple[bytes, str, AccountLimits]] = []
+    accounts: list[TokenLine] = []
     for number, line in enumerate(lines, 1):
         words = line.partition("#")[0].split()
         if not words:
@@ -121,6 +134,12 @@ def parse_accounts(path: Path, data: bytes) -> list[tuple[bytes, str, AccountLim
         if len(words) < 2 or not _NAME.fullmatch(words[0]) or not _DIGEST.fullmatch(words[1].lower()):
             raise AuthError(f"{where}: needs a name and the token's sha256 in hex, as python -m cloud.auth writes them")
         given = dict[str, float]()
+        expires: date | None = None
+        if len(words) > 2 and words[2][0].isdigit():
+            try:
+                expires = date.fromisoformat(words.pop(2))
+            except ValueError as error:
+                raise AuthError(f"{where}: not a date such as 2027-06-30: {error}") from None
         for word in words[2:]:
             key, _, value = word.partition("=")
             try:
@@ -130,9 +149,9 @@ def parse_accounts(path: Path, data: bytes) -> list[tuple[bytes, str, AccountLim
             if not given[key] > 0:
                 raise AuthError(f"{where}: {key} must be above 0")
         digest = bytes.fromhex(words[1])
-        if any(digest == known or words[0] == name for known, name, _ in accounts):
+        if any(digest == known.digest or words[0] == known.name for known in accounts):
             raise AuthError(f"{where}: the name or the token is in the file twice")
-        accounts.append((digest, words[0], AccountLimits(**given)))  # type: ignore[arg-type]
+        accounts.append(TokenLine(digest, words[0], expires, AccountLimits(**given)))  # type: ignore[arg-type]
     if not accounts:
         raise AuthError(f"{path}: contains no tokens; python -m cloud.auth {path} NAME adds one")
     return accounts

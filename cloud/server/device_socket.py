@@ -73,7 +73,7 @@ class DeviceSocket:
             if frame is None:
                 connection.close(CloseCode.UNSUPPORTED, "binary messages only")
                 continue
-            if connection.account.revoked:
+            if connection.account.revoked or connection.account.expired:
                 connection.close(CloseCode.REVOKED, "the token is no longer valid")
                 continue
             self._metrics.bytes_in.inc(len(frame))

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import UTC, date, datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
@@ -96,14 +97,33 @@ class Account:
     """One client of the verifier, and what it holds now.
 
     streams: sessions open on all its connections, completions that are being prepared included. connections: its
-    WebSockets. waiting: bytes of messages and bodies that have begun and not ended.
+    WebSockets. waiting: bytes of messages and bodies that have begun and not ended. expires: the last day, in UTC, on
+    which its token is valid. revoked: the token file no longer has it.
     """
 
-    def __init__(self, name: str, limits: AccountLimits, clock: Callable[[], float] = time.monotonic) -> None:
-        self.name, self.limits = name, limits
+    def __init__(
+        self,
+        name: str,
+        limits: AccountLimits,
+        clock: Callable[[], float] = time.monotonic,
+        expires: date | None = None,
+    ) -> None:
+        self.name, self.limits, self.expires = name, limits, expires
         self.revoked = False
         self.streams = self.connections = self.waiting = 0
         self._buckets = {kind: Bucket(getattr(limits, kind), clock) for kind in ("verifies", "prefill", "nodes")}
+
+    @property
+    def expired(self) -> bool:
+        """Whether the last day of its token is over."""
+        return time.time() >= self.ends_at
+
+    @property
+    def ends_at(self) -> float:
+        """When its token ends, in seconds since 1970; infinity without an expiry."""
+        if self.expires is None:
+            return float("inf")
+        return datetime.combine(self.expires, datetime.max.time(), UTC).timestamp()
 
     @property
     def crowded(self) -> bool:
@@ -143,6 +163,7 @@ class RefusalReason(StrEnum):
     NOT_READY = "not_ready"
     ORIGIN = "origin"
     TOKEN = "token"
+    EXPIRED = "expired_token"
     CONNECTIONS = "connections"  # all of this verifier's
     ACCOUNT = "account_connections"
     SUBPROTOCOL = "subprotocol"

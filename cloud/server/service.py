@@ -15,7 +15,7 @@ from cloud.engine.served_model import ServedModel
 from cloud.engine.sessions import SessionStore
 from cloud.engine.stream_lookup import StreamLookup
 from cloud.engine.tree_budget import StepCosts, TreeBudget, measure_costs
-from cloud.server.accounts import Accounts
+from cloud.server.accounts import Accounts, AuthError
 from cloud.settings import Settings
 from cloud.telemetry import log
 from cloud.telemetry.metrics import Metrics
@@ -39,6 +39,7 @@ class Verifier:
         self.metrics.serving(
             version=VERSION, target=self.target_hash, drafter=self.drafter_hash, arithmetic=self.arithmetic
         )
+        self._report_expiries()
         self.features = model.features
         self.constraints = ConstraintDesk(model.vocab_size, model.eos_ids)
         self._runner, self._kv_tokens = model.runner, settings.kv_tokens
@@ -81,6 +82,23 @@ class Verifier:
             each_session=round(1000 * costs.session, 3),
             tree_budget=self.scheduler.tree_budget,
         )
+
+    def reload_tokens(self) -> None:
+        """Read the token file again and log what that changed; a file that cannot be used changes nothing."""
+        try:
+            new, revoked = self.accounts.reload()
+        except AuthError as error:
+            log.error("tokens not read, the old ones stay", why=str(error))
+            return
+        expired = [account.name for account in self.accounts if account.expired]
+        log.info("tokens read again", tokens=len(self.accounts), new=new, revoked=revoked, expired=expired)
+        self._report_expiries()
+
+    def _report_expiries(self) -> None:
+        self.metrics.token_expiry.clear()
+        for account in self.accounts:
+            if account.expires is not None:
+                self.metrics.token_expiry.labels(account.name).set(account.ends_at)
 
     def start(self) -> None:
         """Start the engine thread."""

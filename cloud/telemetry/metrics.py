@@ -48,8 +48,8 @@ class Metrics:
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(f"outrider:{name}", text, labels, registry=self.registry)
 
-        def gauge(name: str, text: str) -> Gauge:
-            return Gauge(f"outrider:{name}", text, registry=self.registry)
+        def gauge(name: str, text: str, *labels: str) -> Gauge:
+            return Gauge(f"outrider:{name}", text, labels, registry=self.registry)
 
         def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
             return Histogram(f"outrider:{name}", text, buckets=buckets, registry=self.registry)
@@ -99,6 +99,12 @@ class Metrics:
         self.refused = counter("refused", "Handshakes, requests and sockets refused or cut, by reason", "reason")
         self.step_failures = counter("step_failures", "Steps that nothing came of")
         self.unusable_logits = counter("unusable_logits", "Rounds failed because the target's logits were not numbers")
+        self.account_tokens = counter(
+            "account_tokens", "Tokens by account and kind: prompt (prefilled) or generated", "account", "kind"
+        )
+        self.token_expiry = gauge(
+            "token_expiry_timestamp_seconds", "When the account's token expires, in seconds since 1970", "account"
+        )
         self.draining = gauge("draining", "1 while the verifier shuts down, else 0")
         self.registry.register(_LogDrops())
         ProcessCollector(registry=self.registry)  # process_*: memory, descriptors, processor time

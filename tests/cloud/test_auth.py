@@ -8,6 +8,7 @@ import ssl
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ from tests.waiting import HANG, until
 
 MODEL = tiny_model("llama", seed=4)
 PROMPT = [10, 20, 30, 40, 50]
+EXPIRY = "outrider:token_expiry_timestamp_seconds"
 TRUTH = plain_decode(MODEL, PROMPT, Sampling(), 20, eos_ids=())
 
 
@@ -99,6 +101,8 @@ def test_a_refused_name_leaves_the_file_as_it_was(
         ("app " + "0" * 64 + " nodes=0", "above 0"),
         ("app " + "0" * 64 + " nodes=nan", "above 0"),
         ("a " + "0" * 64 + "\nb " + "0" * 64, "twice"),
+        ("a " + "0" * 64 + " 2027-13-01", "line 1: not a date such as 2027-06-30"),
+        ("a " + "0" * 64 + " nodes=1 2027-06-30", "2027-06-30"),
     ],
 )
 def test_bad_files_say_where(tmp_path: Path, text: str, says: str) -> None:
@@ -124,6 +128,65 @@ def test_reload_revokes_and_keeps_debts(tmp_path: Path, capsys: pytest.CaptureFi
     with pytest.raises(AuthError):
         accounts.reload()
     assert accounts.authenticate(stays) is kept
+
+
+YESTERDAY, TOMORROW = (datetime.now(UTC).date() + timedelta(days=days) for days in (-1, 1))
+
+
+def test_a_token_is_valid_through_its_last_day(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    last, never = date(2027, 6, 30), date.max
+    with_date = Account("a", AccountLimits(), expires=last)
+    assert datetime.fromtimestamp(with_date.ends_at, UTC).date() == last
+    assert datetime.fromtimestamp(with_date.ends_at + 1, UTC) > datetime(2027, 7, 1, tzinfo=UTC)
+    assert not Account("a", AccountLimits(), expires=never).expired and not Account("a", AccountLimits()).expired
+    file = tmp_path / "tokens"
+    token = make_token(file, "app", "--expires", TOMORROW.isoformat(), "--nodes", "7", capsys=capsys)
+    accounts = Accounts(file)
+    account = accounts.authenticate(token)
+    assert account is not None and (account.expires, account.limits.nodes) == (TOMORROW, 7) and not account.expired
+    file.write_text(file.read_text().replace(TOMORROW.isoformat(), YESTERDAY.isoformat()))
+    assert accounts.reload() == (0, 0)  # another date is no other token
+    assert accounts.authenticate(token) is account and account.expired and not account.revoked
+
+
+def test_the_command_says_what_to_do_with_its_token(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(tmp_path / "tokens"), "app"]) == 0
+    printed = capsys.readouterr()
+    assert len(printed.out.split()) == 1  # for `TOKEN=$(python -m cloud.auth ...)`
+    assert all(word in printed.err for word in ("OUTRIDER_TOKEN", "api_key", "SIGHUP")) and printed.err.count("\n") == 1
+    with pytest.raises(SystemExit):
+        main([str(tmp_path / "tokens"), "other", "--expires", "soon"])
+
+
+def test_an_expired_token_is_refused_logged_once_and_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    old = make_token(tmp_path / "tokens", "old", "--expires", YESTERDAY.isoformat(), capsys=capsys)
+    new = make_token(tmp_path / "tokens", "new", "--expires", TOMORROW.isoformat(), capsys=capsys)
+    with caplog.at_level("INFO", "cloud"), serving(tmp_path) as (address, verifier):
+        with pytest.raises(InvalidStatus) as refused:
+            Client(address, token=old)
+        assert refused.value.response.status_code == 401
+        assert f"expired on {YESTERDAY}".encode() in (refused.value.response.body or b"")
+        with Client(address, token=new) as client:
+            client.open(PROMPT)
+            file = tmp_path / "tokens"
+            file.write_text(file.read_text().replace(TOMORROW.isoformat(), YESTERDAY.isoformat()))
+            verifier.reload_tokens()
+            client.send(Verify(0, 1, 5, *pack_tree(TokenTree())))
+            with pytest.raises(ConnectionClosed) as closed:
+                client.socket.recv(timeout=HANG)
+            assert closed.value.rcvd is not None and closed.value.rcvd.code == 4003
+        with pytest.raises(InvalidStatus):
+            Client(address, token=old)
+        text = verifier.metrics.text().decode()
+    assert 'outrider:refused_total{reason="expired_token"} 2.0' in text
+    [ends] = [float(line.split()[1]) for line in text.splitlines() if line.startswith(EXPIRY + '{account="new"}')]
+    assert datetime.fromtimestamp(ends, UTC).date() == YESTERDAY
+    lines = [record.getMessage() for record in caplog.records]
+    assert [line.startswith("expired token refused") and "'old'" in line for line in lines].count(True) == 1
+    [reloaded] = [line for line in lines if line.startswith("tokens read again")]
+    assert "'new': 0" in reloaded and "'revoked': 0" in reloaded and "'expired': ['old', 'new']" in reloaded
 
 
 @given(st.lists(st.tuples(st.floats(0, 3), st.integers(1, 200)), max_size=60), st.floats(0.5, 50))
@@ -344,9 +407,20 @@ def test_http_requests_need_a_token_too(tmp_path: Path, tokens: dict[str, str]) 
             assert httpx.get(f"http://{address}/v1/{path}").status_code == 401
         refused = httpx.post(url, json=ask)
         assert refused.status_code == 401 and refused.json()["error"]["code"] == "invalid_api_key"
+        account = verifier.accounts.authenticate(tokens["free"])
+        assert account is not None
+        account.expires = YESTERDAY
+        refused = httpx.post(url, json=ask, headers={"Authorization": f"Bearer {tokens['free']}"})
+        assert refused.status_code == 401 and f"expired on {YESTERDAY}" in refused.json()["error"]["message"]
         headers = {"Authorization": f"Bearer {tokens['slow']}"}
         answer = httpx.post(url, json=ask, headers=headers)
         assert answer.status_code == 200 and answer.json()["usage"]["completion_tokens"] == 8
+        used = httpx.get(f"http://{address}/metrics").text
+        assert 'outrider:account_tokens_total{account="slow",kind="generated"} 8.0' in used
+        assert f'_tokens_total{{account="slow",kind="prompt"}} {answer.json()["usage"]["prompt_tokens"] - 1}.0' in used
+        assert 'account="free"' not in used  # nothing was answered
+        forwarded = httpx.get(f"http://{address}/metrics", headers={**headers, "X-Forwarded-For": "192.0.2.7"})
+        assert "outrider:generation_tokens_total 8.0" in forwarded.text and 'account="' not in forwarded.text
         again = httpx.post(url, json=ask, headers=headers)  # eight tokens at one a second are still owed
         assert again.status_code == 429 and int(again.headers["retry-after"]) >= 4
         evil = httpx.get(f"http://{address}/v1/models", headers={**headers, "Origin": "https://evil.example"})

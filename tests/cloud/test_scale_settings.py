@@ -98,18 +98,20 @@ def test_build_honours_its_config_and_refuses_a_certificate(files: Path) -> None
 
 def test_a_changed_token_file_is_noticed(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
     accounts = Accounts(files / "tokens")
-    assert not accounts.reload_if_changed()
+    assert not accounts.stale
     make_token([str(files / "tokens"), "two"])
     token = capsys.readouterr().out.strip()
     assert accounts.authenticate(token) is None
-    assert accounts.reload_if_changed() and accounts.authenticate(token) is not None
+    assert accounts.stale and accounts.reload() == (1, 0) and accounts.authenticate(token) is not None
     (files / "tokens").write_text("broken\n")
+    assert accounts.stale
     with pytest.raises(AuthError):
-        accounts.reload_if_changed()
-    assert not accounts.reload_if_changed() and accounts.authenticate(token) is not None
+        accounts.reload()
+    assert not accounts.stale and accounts.authenticate(token) is not None
     os.remove(files / "tokens")
+    assert accounts.stale
     with pytest.raises(AuthError):
-        accounts.reload_if_changed()
+        accounts.reload()
 
 
 def test_reports_of_replicas_are_one() -> None:

@@ -96,11 +96,12 @@ def test_any_name_will_do_where_a_token_is_needed(tmp_path: Path, capsys: pytest
         metrics = f"http://{address}/metrics"
         assert httpx.get(metrics).status_code == 200
         behind_a_proxy = {"X-Forwarded-For": "192.0.2.7"}
-        statuses = [
-            httpx.get(metrics, headers={**behind_a_proxy, **token}).status_code
+        replies = [
+            httpx.get(metrics, headers={**behind_a_proxy, **token})
             for token in ({}, {"Authorization": f"Bearer {app}"}, {"Authorization": f"Bearer {prometheus}"})
         ]
-        assert statuses == [401, 401, 200]
+        assert [reply.status_code for reply in replies] == [401, 401, 200]
+        assert 'outrider:account_tokens_total{account="app",' in replies[-1].text
 
 
 @pytest.mark.parametrize("header", ["Forwarded", "X-Forwarded-For", "X-Real-IP", "Via"])
