@@ -10,6 +10,7 @@ import ssl
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from datetime import UTC, datetime
 from functools import partial
 from types import FrameType
 
@@ -18,7 +19,7 @@ import uvicorn
 from cloud.app import App
 from cloud.server.limits import raise_descriptors
 from cloud.server.service import Verifier
-from cloud.server.tls import CertificateError, reload_certificate
+from cloud.server.tls import Certificate, CertificateError
 from cloud.server.uvicorn_protocols import WebSocketProtocol
 from cloud.settings import Settings
 from cloud.telemetry import log
@@ -46,7 +47,7 @@ class HttpServer(uvicorn.Server):
         self,
         verifier: Verifier,
         settings: Settings,
-        tls: ssl.SSLContext | None,
+        certificate: Certificate | None,
         leaving: threading.Event,
         reloading: threading.Event,
     ) -> None:
@@ -54,13 +55,16 @@ class HttpServer(uvicorn.Server):
         swallowed."""
         raise_descriptors()
         self.app = App(verifier, settings)
-        options = {} if tls is None else {"ssl_context_factory": lambda _config, _default: tls}
+        options = {}
+        if certificate is not None:
+            options = {"ssl_context_factory": lambda _config, _default: certificate.context}
+            verifier.metrics.certificate_expiry.set(certificate.expires)
         super().__init__(uvicorn_config(self.app, **options))
         if self.app.gate.max_connections > (most := self.app.gate.most_sockets):
             log.warning("few sockets: raise the limit of open files", sockets_at_most=most)
         self.status = 0
         self._verifier = verifier
-        self._settings, self._tls = settings, tls
+        self._certificate = certificate
         self._accounts, self._seconds = verifier.accounts, settings.shutdown_timeout
         self._leaving, self._reloading = leaving, reloading
         self._ending: asyncio.Task[None] | None = None
@@ -70,7 +74,7 @@ class HttpServer(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
         signal.signal(signal.SIGHUP, self._hang_up)
-        if self._tls is not None:
+        if self._certificate is not None:
             self._loop.create_server = self._tls_server  # type: ignore[method-assign,assignment]
         await super().startup(sockets)
         self._watching = asyncio.create_task(self._watch())
@@ -122,16 +126,19 @@ class HttpServer(uvicorn.Server):
         self.should_exit = True
 
     def _reload(self) -> None:
-        if not self._accounts.required and self._tls is None:
+        if not self._accounts.required and self._certificate is None:
             log.info("nothing to reload: started without --auth-file and --ssl-certfile")
         if self._accounts.required:
             self._verifier.reload_tokens()
-        if self._tls is not None:
+        if self._certificate is not None:
             try:
-                reload_certificate(self._tls, self._settings)
-                log.info("certificate read again")
+                changed = self._certificate.reload()
             except CertificateError as error:
                 log.error("certificate not read, the old one stays", why=str(error))
+                return
+            expires = datetime.fromtimestamp(self._certificate.expires, UTC).isoformat()
+            log.info("certificate read again" if changed else "certificate unchanged", expires=expires)
+            self._verifier.metrics.certificate_expiry.set(self._certificate.expires)
 
 
 def uvicorn_config(app: App, **options: object) -> uvicorn.Config:

@@ -20,7 +20,7 @@ from cloud.scaling.driver import leave, reload, run, say
 from cloud.scaling.options import Proxy, Scale, ScaleError
 from cloud.scaling.replica import build
 from cloud.server.accounts import Accounts, AuthError
-from cloud.server.tls import CertificateError, tls_context
+from cloud.server.tls import Certificate, CertificateError
 from cloud.settings import Settings, describe_errors, read_settings
 from outrider_core.cache import expanded
 
@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise ScaleError("--proxy haproxy excludes --sticky and --ray-address; see docs/operating.md")
         if proxy is Proxy.HAPROXY and settings.ssl_certfile is not None:
             raise ScaleError("--proxy haproxy speaks plain HTTP: terminate TLS in front of it, without --ssl-certfile")
-        tls_context(settings)
+        Certificate.of(settings)
         if settings.auth_file is not None:
             Accounts(settings.auth_file)  # now, in place of once in every replica
         run(scale, settings, parsed.http_host, proxy, parsed.ray_address)

@@ -9,7 +9,6 @@ import contextlib
 import os
 import signal
 import socket
-import ssl
 import sys
 import threading
 import warnings
@@ -19,7 +18,7 @@ from types import FrameType
 from pydantic import ValidationError
 from pydantic_settings import SettingsError
 
-from cloud.server.tls import CertificateError, tls_context
+from cloud.server.tls import Certificate, CertificateError
 from cloud.settings import Settings, describe_errors, is_link, read_settings, unknown_variables
 from cloud.telemetry import log
 from outrider_core.serving import bind, in_url
@@ -60,7 +59,7 @@ def main(argv: Sequence[str] | None = None, prog: str = "python -m cloud.verifie
     if int(os.environ.get("RANK", "0")) > 0:
         return _follow(settings)
     try:
-        context = tls_context(settings)  # now, so that a wrong key fails before a large model is loaded
+        certificate = Certificate.of(settings)  # now, so that a wrong key fails before a large model is loaded
         bound = bind(settings.host, settings.port)  # so does a port in use
     except CertificateError as error:
         return _fail(str(error))
@@ -69,10 +68,10 @@ def main(argv: Sequence[str] | None = None, prog: str = "python -m cloud.verifie
     with contextlib.ExitStack() as sockets:
         for each in bound:
             sockets.enter_context(each)
-        return _run(settings, bound, context)
+        return _run(settings, bound, certificate)
 
 
-def _run(settings: Settings, bound: list[socket.socket], context: ssl.SSLContext | None) -> int:
+def _run(settings: Settings, bound: list[socket.socket], certificate: Certificate | None) -> int:
     """Load, print the ready line, serve."""
     if sys.stderr.isatty():
         print(f"loading target {settings.model} ...", file=sys.stderr, flush=True)
@@ -93,14 +92,15 @@ def _run(settings: Settings, bound: list[socket.socket], context: ssl.SSLContext
     except (TargetError, DrafterError, AuthError, PageError) as error:
         return _fail(str(error))
     try:
-        server = HttpServer(verifier, settings, context, _leaving, _reloading)
+        server = HttpServer(verifier, settings, certificate, _leaving, _reloading)
     except PageError as error:
         return _fail(str(error))
     if _leaving.is_set():
         return 0
     host, port = bound[0].getsockname()[:2]
+    scheme = "wss" if certificate else "ws"
     _say(
-        f"verifier ready: {'wss' if context else 'ws'}://{in_url(host)}:{port}/v1/verify target={verifier.target_hash} "
+        f"verifier ready: {scheme}://{in_url(host)}:{port}/v1/verify target={verifier.target_hash} "
         f"drafter={verifier.drafter_hash} max_context={verifier.max_context} max_nodes={verifier.max_nodes} "
         f"max_sessions={settings.max_sessions} kv_tokens={settings.kv_tokens}"
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 import ssl
 import sys
@@ -18,6 +19,8 @@ LAST_READ = 5.0
 #: seconds for which a connection is kept whose client asks nothing more: longer than the pools of clients keep theirs
 #: (Go 90, aiohttp 15, httpx 5), so that none of them sends a request just as it is closed here
 KEEP_ALIVE = 100
+#: uvicorn's line about what is not HTTP has no address, and strangers may cause any number of them: they are counted
+logging.getLogger("uvicorn.error").addFilter(lambda record: record.msg != "Invalid HTTP request received.")
 #: seconds to wait where no socket can be accepted
 ACCEPT_AGAIN = 0.1
 #: chunks of one body that may have any size; further ones have CHUNK bytes on average: each takes the loop some 30 us
@@ -43,7 +46,7 @@ class SocketBounds(Protocol):
         """Forget a counted socket that is gone."""
 
     def refused(self, reason: str) -> None:
-        """Count one that was cut: slow_request, unread, invalid_request."""
+        """Count one that was cut: tls_handshake, slow_request, unread, invalid_request."""
 
 
 class SocketDeadline:
@@ -130,6 +133,11 @@ class HttpProtocol(H11Protocol):
         if self._entered:
             self._entered = False
             self._bounds.leave(self.address)
+
+    def no_tls(self) -> None:
+        """Count a TLS handshake that failed, and the socket no more."""
+        self._bounds.refused("tls_handshake")
+        self.leave()
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -252,4 +260,4 @@ class TlsServer:
         try:
             await asyncio.get_running_loop().connect_accepted_socket(lambda: http, accepted, ssl=self._context, **times)
         except OSError:
-            http.leave()
+            http.no_tls()

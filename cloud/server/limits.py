@@ -172,6 +172,7 @@ class RefusalReason(StrEnum):
     TOO_LONG = "too_long"
     ADDRESS = "address_sockets"
     DESCRIPTORS = "descriptors"
+    TLS = "tls_handshake"
     SLOW_REQUEST = "slow_request"
     INVALID = "invalid_request"
     SLOW_MESSAGE = "slow_message"

@@ -105,6 +105,9 @@ class Metrics:
         self.token_expiry = gauge(
             "token_expiry_timestamp_seconds", "When the account's token expires, in seconds since 1970", "account"
         )
+        self.certificate_expiry = gauge(
+            "certificate_expiry_timestamp_seconds", "When the TLS certificate expires, in seconds since 1970; 0: no TLS"
+        )
         self.draining = gauge("draining", "1 while the verifier shuts down, else 0")
         self.registry.register(_LogDrops())
         ProcessCollector(registry=self.registry)  # process_*: memory, descriptors, processor time

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import ssl
 import subprocess
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -297,17 +299,33 @@ def test_a_fault_names_the_variable_that_it_comes_from() -> None:
     assert "--max-nodes" in line and "the environment has VERIFIER_MAX_NODES=many" in line
 
 
-def peer_name(address: str, authority: trustme.CA) -> str:
-    """The common name of the certificate that new connections see."""
-    host, port = address.split(":")
+def trusting(authority: trustme.CA) -> ssl.SSLContext:
     context = ssl.create_default_context()
     authority.configure_trust(context)
+    return context
+
+
+@contextmanager
+def open_tls(address: str, authority: trustme.CA) -> Iterator[ssl.SSLSocket]:
+    host, port = address.split(":")
     with (
         socket.create_connection((host, int(port)), timeout=HANG) as raw,
-        context.wrap_socket(raw, server_hostname="localhost") as peer,
+        trusting(authority).wrap_socket(raw, server_hostname="localhost") as peer,
     ):
+        yield peer
+
+
+def peer_name(address: str, authority: trustme.CA) -> str:
+    """The common name of the certificate that new connections see."""
+    with open_tls(address, authority) as peer:
         subject: Any = peer.getpeercert()["subject"]  # type: ignore[index]
     return str(dict(pair for group in subject for pair in group)["commonName"])
+
+
+def not_after(address: str, authority: trustme.CA) -> float:
+    """When the certificate that new connections see expires."""
+    with open_tls(address, authority) as peer:
+        return ssl.cert_time_to_seconds(str(peer.getpeercert()["notAfter"]))  # type: ignore[index]
 
 
 def test_sighup_reads_the_certificate_again(folder: Path, tmp_path: Path) -> None:
@@ -324,9 +342,13 @@ def test_sighup_reads_the_certificate_again(folder: Path, tmp_path: Path) -> Non
     tls = ["--ssl-certfile", str(chain), "--ssl-keyfile", str(key)]
     with running(folder, *tls) as server:
         assert peer_name(server.address, authority) == "first"
+        server.process.send_signal(signal.SIGHUP)
+        assert until(lambda: "certificate unchanged" in server.log.read_text())
+        assert "certificate read again" not in server.log.read_text()
         issue("second")
         server.process.send_signal(signal.SIGHUP)
         assert until(lambda: peer_name(server.address, authority) == "second")
+        assert until(lambda: "certificate read again" in server.log.read_text())
         good = key.read_bytes()
         issue("third")
         key.write_bytes(good)  # does not belong to the third
@@ -334,6 +356,17 @@ def test_sighup_reads_the_certificate_again(folder: Path, tmp_path: Path) -> Non
         assert until(lambda: "certificate not read" in server.log.read_text())
         assert peer_name(server.address, authority) == "second"
         port = server.address.split(":")[1]
+        with socket.create_connection(("localhost", int(port)), timeout=HANG) as untidy:
+            untidy.sendall(b"GET / HTTP/1.1\r\n\r\n")  # not TLS
+            untidy.recv(1)
+        metrics = httpx.get(f"https://localhost:{port}/metrics", verify=trusting(authority)).text
+        assert 'outrider:refused_total{reason="tls_handshake"} 1.0' in metrics
+        [ends] = re.findall(r"^outrider:certificate_expiry_timestamp_seconds (\S+)$", metrics, re.MULTILINE)
+        assert float(ends) == not_after(server.address, authority)
+        with open_tls(server.address, authority) as untidy:
+            untidy.sendall(b"nonsense\r\n\r\n")
+            assert untidy.recv(1000).startswith(b"HTTP/1.1 400")
+        assert "Invalid HTTP request" not in server.log.read_text()
         for flags, status in (([*tls, "--port", port], 0), (["--port", port], 1), ([*tls, "--port", "1"], 1)):
             command = [sys.executable, "-m", "cloud.healthcheck", *flags]
             asked = subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=HANG)
