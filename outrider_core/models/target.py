@@ -16,7 +16,7 @@ from outrider_core import durable
 from outrider_core.cache import hold
 from outrider_core.targets.config import BrokenTarget, TargetConfig, UnsupportedTarget
 from outrider_core.targets.identity import model_identity, write_source
-from outrider_core.targets.quantised import Quantisation
+from outrider_core.targets.quantised import quantised_by
 from outrider_core.targets.source import ALIASES, TargetError, TargetSource, eos_ids_of, holds_conversion
 from outrider_core.targets.weights import folder_weights, read_json
 
@@ -136,10 +136,8 @@ class TargetFiles:
         from transformers.utils import logging as hf_logging
 
         hf_logging.disable_progress_bar()
-        if quantisation := Quantisation.of(read_json(self.folder / "config.json")):
-            raise TargetError(
-                f"{self.name}: torch does not run folders quantised by {quantisation.name}; --engine onnx does"
-            )
+        if method := quantised_by(read_json(self.folder / "config.json")):
+            raise TargetError(f"{self.name}: torch does not run folders quantised by {method}; --engine onnx may")
         if device.startswith("cuda") and not torch.cuda.is_available():
             raise TargetError(f"device {device} was asked for, but torch sees no CUDA device; use --device cpu")
         sharing: dict[str, Any] = {}
@@ -185,8 +183,9 @@ def open_target(source: TargetSource) -> TargetFiles:
     from transformers import AutoConfig, AutoTokenizer
 
     try:
-        TargetConfig.from_json(read_json(folder / "config.json"))
-        if any(folder.glob("*.safetensors")):
+        values = read_json(folder / "config.json")
+        TargetConfig.from_json(values)
+        if not quantised_by(values) and any(folder.glob("*.safetensors")):  # else vLLM knows what is in there
             folder_weights(folder)
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)

@@ -36,12 +36,10 @@ class Quantisation:
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Quantisation | None:
         """Of a config.json's content; None if it is not quantised. Raises UnsupportedTarget for other methods."""
-        options = values.get("quantization_config") or values.get("quantization")
-        if not options:
+        name = quantised_by(values)
+        if not name:
             return None
-        if not isinstance(options, dict):
-            raise BrokenTarget("config.json: quantization_config is not an object")
-        name = options.get("quant_method") or ("mlx" if "group_size" in options else "a method without a name")
+        options = values.get("quantization_config") or values["quantization"]
         if name == "compressed-tensors" and options.get("format") == "float-quantized":
             name = "fp8"
         if name not in _METHODS or options.get("bits", 4) not in _BITS.get(name, (4,)):
@@ -50,7 +48,17 @@ class Quantisation:
                 f"this folder is quantised by {name}{bits}, which is not read here (AWQ and GPTQ of 4 bits, MLX of 4 "
                 "and 8, and FP8 are); take the original model, or a GGUF file of it"
             )
-        return cls(str(name), options, *_METHODS[name])
+        return cls(name, options, *_METHODS[name])
+
+
+def quantised_by(values: Mapping[str, Any]) -> str:
+    """The method by which a folder is quantised, by its config.json; "" if it is not. Raises BrokenTarget."""
+    options = values.get("quantization_config") or values.get("quantization")
+    if not options:
+        return ""
+    if not isinstance(options, dict):
+        raise BrokenTarget("config.json: quantization_config is not an object")
+    return str(options.get("quant_method") or ("mlx" if "group_size" in options else "a method without a name"))
 
 
 def _unpacked(packed: NDArray[Any], bits: int, axis: int) -> NDArray[np.uint8]:

@@ -15,7 +15,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from outrider_core.cache import cache_dir
 from outrider_core.models import target as module
-from outrider_core.models.target import Target, load_target, longest_text, model_folder
+from outrider_core.models.target import Target, load_target, longest_text, model_folder, open_target
 from outrider_core.targets.identity import SOURCE_FILE, model_identity
 from outrider_core.targets.source import ALIASES, DEFAULT_TARGET, TargetError, TargetSource, eos_ids_of
 from tests.power import forgotten, watched_disk
@@ -253,9 +253,11 @@ def test_longrope_is_served_up_to_where_other_factors_begin(tmp_path: Path) -> N
     assert (config.max_position_embeddings, longest_text(config)) == (512, 128)
 
 
-def test_a_quantised_folder_is_not_for_torch(tiny: Path) -> None:
-    edit_config(tiny, quantization_config={"quant_method": "awq", "bits": 4, "group_size": 8})
-    assert "torch does not run folders quantised by awq; --engine onnx does" in refusal(tiny)
+@pytest.mark.parametrize("method", ["awq", "bitsandbytes"])
+def test_a_quantised_folder_is_not_for_torch(tiny: Path, method: str) -> None:
+    edit_config(tiny, quantization_config={"quant_method": method, "bits": 4, "group_size": 8})
+    assert f"torch does not run folders quantised by {method}; --engine onnx may" in refusal(tiny)
+    open_target(TargetSource.resolve(str(tiny)))  # for vLLM
 
 
 def test_values_that_are_not_numbers_are_refused(tmp_path: Path) -> None:
