@@ -77,7 +77,7 @@ def test_a_gpu_takes_torch_where_torch_sees_it(folder: Path, monkeypatch: pytest
     ("change", "why"),
     [
         ({"model_type": "gpt2"}, "'gpt2' is not supported"),
-        ({"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}}, "'longrope' are not supported"),
+        ({"rope_parameters": {"rope_type": "su", "rope_theta": 1e4}}, "'su' are not supported"),
         ("tokenizer.json", r"there is no tokenizer\.json"),
         ("model.safetensors", "not in the safetensors format"),
     ],
