@@ -6,7 +6,7 @@
 Stages, each in a process of its own, the most important first; what has no time left is left out, and the file says so:
 
     answers              of the default target through trees, in 16 bits: how many are not plain decoding's
-    batch_invariant      the same with VLLM_BATCH_INVARIANT=1, which should leave none
+    batch_invariant      the same with VLLM_BATCH_INVARIANT=1, which should leave none; vLLM has it on GPUs alone
     steps, graphs        milliseconds of a step for plain decoding, chains and trees; without and with CUDA graphs
     vllm                 milliseconds of a step of vLLM's own decoding, with as many sequences
     layout               the tests that compare keys, values and feature rows with transformers', on this device
@@ -102,7 +102,8 @@ def _run(arguments: Sequence[str], until: float, environment: dict[str, str] | N
         timeout=left,
     )  # fmt: skip
     if done.returncode:
-        raise RuntimeError((done.stdout + done.stderr)[-3000:])
+        wrong = [line for line in done.stdout.splitlines() if line.startswith("E  ")]  # pytest's
+        raise RuntimeError("\n".join(wrong) or (done.stderr + done.stdout)[-3000:])
     return done.stdout
 
 
