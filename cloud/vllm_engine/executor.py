@@ -80,6 +80,10 @@ class StepExecutor:
         self._check_cache(folder, block, blocks)
         layers = [self._runner.compilation_config.static_forward_context[name] for name in self._layer_names()]
         self.caches: list[Tensor] = [layer.kv_cache for layer in layers]
+        if self.device.type == "cpu" and (kernels := {layer.isa for layer in layers} - {"vec"}):
+            raise TargetError(
+                f"{folder}: vLLM's {kernels.pop()} kernels lay keys out in a way not tried here; try float32"
+            )
         self._params, self._steps, self._last = SamplingParams(temperature=0), 0, set[str]()
         self._requests: Sequence[PathRequest] = ()
         self._wanted = np.empty(0, np.int64)

@@ -299,7 +299,7 @@ def reference_rows(model: Any, tokens: Sequence[int]) -> bytes:
     """Packed rows of all positions from one plain forward of the unmodified model."""
     config, tensors = tiny_drafter_config(model)
     cache = DynamicCache()  # of all tokens, also in layers with a sliding window
-    model(input_ids=torch.tensor([list(tokens)]), cache=cache, use_cache=True)
+    model(input_ids=torch.tensor([list(tokens)]), past_key_values=cache, use_cache=True)  # as older releases call it
     parts = []
     for layer in config.target_layers:
         key, value = cache.layers[layer].keys[0], cache.layers[layer].values[0]  # [heads, T, head_dim]
