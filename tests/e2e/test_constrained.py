@@ -47,6 +47,8 @@ PROMPT = [1, 40, 50, 60]
 MOST = 150
 #: nobody waits for the drafter here, and an answer waits as long as it must
 PATIENCE = Patience(open=0.6, connect=0.3, silence=1.0, offline=60.0)
+#: seconds behind which a link returns to a device that had fewer tokens left to write than was asked for
+ENDED_ALONE = 5.0
 SCHEMA = {
     "type": "object",
     "properties": {
@@ -147,11 +149,11 @@ def test_cut_in_mid_json(folders: Folders, bundle: Bundle, temperature: float, p
 
 
 def outage(address: str, bundle: Bundle, seed: int, policy: Policy, alone: int) -> Finished:
-    """An answer whose link is away from some token on until the device has written `alone` tokens."""
+    """An answer whose link is away from some token on until the device has written `alone` tokens, if it can."""
     rng = random.Random(seed)
 
     async def run() -> Finished:
-        verified, provisional, cut_at = 0, 0, rng.randrange(2, 12)
+        verified, provisional, cut_at, loop = 0, 0, rng.randrange(2, 12), asyncio.get_running_loop()
         async with (
             EmulatedLink(port_of(address)) as link,
             EdgeRuntime(bundle, link.address, RuntimeOptions(policy=policy, patience=PATIENCE, threads=1)) as runtime,
@@ -166,6 +168,7 @@ def outage(address: str, bundle: Bundle, seed: int, policy: Policy, alone: int) 
                 if verified >= cut_at and not link.silent:
                     link.silent, provisional = True, 0
                     link.cut()
+                    loop.call_later(ENDED_ALONE, setattr, link, "silent", False)
                 if link.silent and provisional >= alone:
                     link.silent, cut_at = False, verified + 1000
         assert isinstance(event, Finished)
