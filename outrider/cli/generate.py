@@ -48,7 +48,7 @@ async def generate(options: GenerateOptions, bundle: Bundle, server: str | LinkM
     """Returns the exit status."""
     prompt = prompt_of(options.prompt)
     if not prompt.strip():
-        raise CommandError("the prompt is empty; write it behind the options, or write - and send it on standard input")
+        raise CommandError("the prompt is empty; write it after the options, or write - and send it on standard input")
     output = Output.standard(json=options.json)
     asked = server if isinstance(server, str) and options.policy != "device-only" else None
     async with AsyncExitStack() as stack:
