@@ -78,6 +78,7 @@ class HttpServer(uvicorn.Server):
             self._loop.create_server = self._tls_server  # type: ignore[method-assign,assignment]
         await super().startup(sockets)
         self._watching = asyncio.create_task(self._watch())
+        _notify("READY=1")
         if self._reloading.is_set():
             self._reload()
         if self._leaving.is_set():
@@ -110,6 +111,7 @@ class HttpServer(uvicorn.Server):
             limit.daemon = True
             limit.start()
             log.info("ending", seconds_at_most=self._seconds)
+            _notify("STOPPING=1")
 
     async def _watch(self) -> None:
         """End the process once the engine is broken."""
@@ -139,6 +141,13 @@ class HttpServer(uvicorn.Server):
             expires = datetime.fromtimestamp(self._certificate.expires, UTC).isoformat()
             log.info("certificate read again" if changed else "certificate unchanged", expires=expires)
             self._verifier.metrics.certificate_expiry.set(self._certificate.expires)
+
+
+def _notify(state: str) -> None:
+    """Report to systemd, if it started this process with Type=notify. See sd_notify(3)."""
+    if address := os.environ.get("NOTIFY_SOCKET"):
+        with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+            systemd.sendto(state.encode(), "\0" + address[1:] if address.startswith("@") else address)
 
 
 def uvicorn_config(app: App, **options: object) -> uvicorn.Config:
