@@ -110,7 +110,7 @@ shapes = st.builds(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(prefixes, samplings, shapes, st.sampled_from([1.0, 0.6]))
 def test_tree_holds_the_likeliest_nodes(prefix: list[int], sampling: Sampling, shape: TreeShape, sure: float) -> None:
     tree = make_drafter(sure=sure).draft(prefix, sampling, shape).tree

@@ -38,7 +38,7 @@ class RoundEngine(TransparentEngine):
         return logits, keys, values
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.lists(texts, min_size=2, max_size=5), samplings, st.booleans())
 def test_the_tree_is_that_of_a_drafter_that_foresees_nothing(
     prefixes: list[list[int]], sampling: Sampling, lookup: bool
