@@ -32,7 +32,7 @@ QUESTIONS = [
     "Write a short story about a lighthouse keeper who finds a letter.",
     "Explain in simple words how a rainbow forms.",
 ]
-CUT_QUESTION = "Give me a plan for a weekend in the mountains."
+CUT_QUESTION = "What are the benefits of regular exercise?"
 MAX_NEW = 120
 #: of the pinned trees: on a CPU every node costs the verifier time; a GPU has room for 32 and more
 SHAPE = TreeShape(nodes=12)
