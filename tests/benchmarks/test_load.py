@@ -245,6 +245,7 @@ def test_beside_a_hostile_companion(kind: str, address: str, folders: Folders, t
     assert not any(name.startswith("got error") for name in counts.keys() - allowed), counts
 
 
+@pytest.mark.slow  # so are those of test_hostile.py, which hold more
 @pytest.mark.parametrize("kind", STRANGERS)
 def test_beside_a_companion_that_holds_things_open(kind: str, address: str, folders: Folders, tmp_path: Path) -> None:
     more = ("--address", address, "--devices", "1", "--bad", kind, "--seconds", "3")  # for a verdict on a busy machine
