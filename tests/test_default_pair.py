@@ -93,6 +93,7 @@ def test_default_model_talks_turn_by_turn() -> None:
     assert "Tokyo" in done.stdout and done.stderr.count("verified tokens") == 2
 
 
+@pytest.mark.slow
 def test_default_model_behind_both_endpoints() -> None:
     """A verifier and a device of its own: the same text from both, and JSON that its schema allows."""
     schema = {"type": "object", "properties": {"city": {"type": "string", "maxLength": 20}}, "required": ["city"],

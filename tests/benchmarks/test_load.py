@@ -223,7 +223,9 @@ def test_the_simulated_delay_is_not_part_of_the_latency(address: str, folders: F
     assert phase["verify_ms"]["p50"] < 100
 
 
-@pytest.mark.parametrize("kind", ["flood", "slow", "big", "half-open"])
+@pytest.mark.parametrize(
+    "kind", ["flood", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("slow", "big", "half-open"))]
+)
 def test_beside_a_hostile_companion(kind: str, address: str, folders: Folders, tmp_path: Path) -> None:
     assert load.main(flags(folders, tmp_path, "--address", address, "--devices", "2", "--bad", kind)) == 0
     alone, beside = figures_of(tmp_path)["phases"]
@@ -312,6 +314,7 @@ def test_token_and_tls(address: str, folders: Folders, tmp_path: Path, capsys: p
         assert "certificate verify failed" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_own_server_idle_sockets_and_flags_passed_through(folders: Folders, tmp_path: Path) -> None:
     limits = ("--max-model-len", "128", "--max-nodes", "16", "--kv-tokens", "1024", "--threads", "1")
     assert load.main(flags(folders, tmp_path, "--devices", "2", "--idle", "60", "--", *limits)) == 0
@@ -334,6 +337,7 @@ def answers(port: int) -> bool:
     return False
 
 
+@pytest.mark.slow
 def test_a_signal_ends_the_verifier_too(folders: Folders, tmp_path: Path) -> None:
     """SIGTERM goes the way of Ctrl-C."""
     more = (

@@ -111,6 +111,7 @@ def test_uncertainty_is_that_of_answers_to_the_same_questions() -> None:
     assert uncertainty({"tree": row(1, 2)}) is None and uncertainty({"controller": row(1, 2)}) is None
 
 
+@pytest.mark.slow
 def test_a_slowed_target_is_as_slow_as_stated(folder: Path) -> None:
     _, figures = run(folder, "--profiles", "lan", "--modes", "stream", "--step-ms", "40", *SHORT)
     stream = figures["profiles"]["lan"]["stream"]
@@ -123,6 +124,7 @@ def test_a_slowed_device_is_as_slow_as_stated(folder: Path) -> None:
     assert device["tokens_per_second"] <= 33.34 and device["gap_ms"]["p50"] >= 29 and figures["device_step_ms"] == 30
 
 
+@pytest.mark.slow
 def test_dilated_steps_take_longer_and_count_as_long_as_stated(folder: Path) -> None:
     _, figures = run(folder, "--profiles", "lan", "--modes", "stream", "--step-ms", "40", "--dilation", "3", *SHORT)
     stream = figures["profiles"]["lan"]["stream"]

@@ -182,8 +182,8 @@ def cuts(verifier: VerifierProcess, oracle: VerifierProcess, count: int, seed: i
     assert p95 <= STALL_BOUND
 
 
-def test_three_cuts_lose_nothing(verifier: VerifierProcess, oracle: VerifierProcess) -> None:
-    cuts(verifier, oracle, 3, seed=1)
+def test_a_cut_loses_nothing(verifier: VerifierProcess, oracle: VerifierProcess) -> None:
+    cuts(verifier, oracle, 1, seed=1)
 
 
 @pytest.mark.slow

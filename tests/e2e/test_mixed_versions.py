@@ -180,6 +180,7 @@ def fleet(folders: Folders, bundle: Bundle) -> Iterator[Fleet]:
         yield Fleet(*made, folders, bundle)
 
 
+@pytest.mark.slow
 def test_no_answer_mixes_two_arithmetics_and_all_end(fleet: Fleet) -> None:
     """A new answer takes what it finds; it is then finished by one that computes alike, or by nobody."""
     texts = [fleet.texts(number, sampling) for number, sampling in enumerate(SAMPLINGS)]

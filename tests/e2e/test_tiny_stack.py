@@ -34,7 +34,7 @@ async def break_links(link: EmulatedLink, rng: random.Random) -> None:
             link.silent = False
 
 
-@pytest.mark.parametrize("faults", [False, True], ids=["steady", "faulty"])
+@pytest.mark.parametrize("faults", [pytest.param(False, marks=pytest.mark.slow), True], ids=["steady", "faulty"])
 def test_concurrent_answers_equal_plain_decoding(
     folders: tuple[Path, Path, Path], bundle: Bundle, faults: bool
 ) -> None:

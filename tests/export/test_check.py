@@ -57,6 +57,7 @@ def errors(capsys: pytest.CaptureFixture[str]) -> list[str]:
 # what it finds
 
 
+@pytest.mark.slow
 def test_fresh_bundle_passes(
     folders: Folders, reused: Reused, tmp_path: Path, alone: None, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -164,6 +164,7 @@ def test_both_engines_draft_the_same_trees(bundles: Bundles, half: DeviceHalf, s
         assert len({one.next_token(prefix[: length + 1], sampling)[0] for one in drafters}) == 1
 
 
+@pytest.mark.slow
 def test_probe_measures_it_as_it_does_onnx(bundles: Bundles) -> None:
     options = ("--engine", "executorch", "--widths", "1,5", "--contexts", "1,50", "--repeats", 2)
     figures = figures_of(bundles("fp32", "executorch"), *options)

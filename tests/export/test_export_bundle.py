@@ -122,6 +122,7 @@ def test_encoder_file_is_the_server_half(exact: Path, folders: Folders) -> None:
     torch.testing.assert_close(rows, server_half(config, tensors)(kv, torch.arange(3)), rtol=0, atol=0)
 
 
+@pytest.mark.slow
 def test_two_engines_in_one_bundle(two_engines: Path, exact: Path) -> None:
     bundle = open_bundle(two_engines)
     assert {name: entry.file for name, entry in bundle.manifest.engines.items()} == {

@@ -84,6 +84,7 @@ def test_formats_are_split_at_commas(folders: Folders, tmp_path: Path, capsys: p
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_killed_export_goes_on(folders: Folders, tmp_path: Path, bundles: Bundles) -> None:
     """While it runs, no other export may write there; after SIGKILL the same command keeps its finished engine."""
     output, aside = tmp_path / "bundle", tmp_path / ".bundle.partial"
@@ -181,7 +182,7 @@ np.save(sys.argv[2], logits)
 """
 
 
-@pytest.mark.parametrize("engine", ["onnx", "executorch"])
+@pytest.mark.parametrize("engine", ["onnx", pytest.param("executorch", marks=pytest.mark.slow)])
 def test_a_strangers_script_runs_a_step(bundles: Bundles, half: DeviceHalf, tmp_path: Path, engine: str) -> None:
     """Stock runtime, the engine file alone in a folder, what it says of itself, and nothing of ours."""
     name = {"onnx": "drafter.onnx", "executorch": "drafter.pte"}[engine]

@@ -32,6 +32,7 @@ def test_help_lists_the_same_options(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert options <= {word.strip(",[]") for word in theirs.replace("[", " ").split()}
 
 
+@pytest.mark.slow
 def test_export_writes_a_bundle_that_opens(folders: Folders, tmp_path: Path) -> None:
     from outrider_core.drafting.bundle import open_bundle
 

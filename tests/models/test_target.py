@@ -300,6 +300,7 @@ def greedy_answer(target: Target, question: str, length: int) -> str:
     return str(target.tokenizer.decode(out[0, ids.shape[1] :], skip_special_tokens=True))
 
 
+@pytest.mark.slow
 def test_default_target_answers(default_target: Target) -> None:
     assert "Paris" in greedy_answer(default_target, "What is the capital of France?", 12)
 

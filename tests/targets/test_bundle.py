@@ -83,7 +83,10 @@ def test_a_bundle_is_made_once_and_opens(source: Path, tmp_path: Path) -> None:
     assert {path.name for path in folder.iterdir()} >= {"tokenizer.json", "target.onnx", DATA_FILE}
 
 
-@pytest.mark.parametrize(("step", "calibrate", "under_way"), [(2, False, "."), (2, True, "plain"), (10, True, ".")])
+@pytest.mark.parametrize(
+    ("step", "calibrate", "under_way"),
+    [(2, False, "."), (2, True, "plain"), pytest.param(10, True, ".", marks=pytest.mark.slow)],
+)
 def test_a_killed_conversion_goes_on(source: Path, tmp_path: Path, step: int, calibrate: bool, under_way: str) -> None:
     """While a copy is rounded to nearest, or the one that its answers have calibrated."""
     whole = make(source, tmp_path / "whole", calibrate)
@@ -137,7 +140,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, int]:
     return source, folder / "bundle", disk.waited
 
 
-@pytest.mark.parametrize("number", [*range(3), *(pytest.param(n, marks=pytest.mark.slow) for n in range(3, 20))])
+@pytest.mark.parametrize("number", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 20))])
 def test_what_a_power_cut_took_is_made_again(whole: tuple[Path, Path, int], tmp_path: Path, number: int) -> None:
     """Killed anywhere, and then some file that was written before is cut or has zeros in it, behind its index too."""
     source, made, waited = whole
