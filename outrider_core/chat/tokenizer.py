@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -143,17 +143,26 @@ class ChatTokenizer:
 def open_chat_tokenizer(folder: Path) -> ChatTokenizer:
     """The tokenizer in a model folder. Raises OSError or ValueError where its files do not load."""
     try:
-        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        tokenizer = _parsed((folder / "tokenizer.json").read_bytes())
+    except OSError:
+        raise
     except Exception as error:  # tokenizers raises bare Exception
         raise ValueError(f"{folder}/tokenizer.json does not load: {error}") from None
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
     path = folder / "tokenizer_config.json"
     settings = json.loads(path.read_bytes()) if path.is_file() else {}
     if not isinstance(settings, dict):
         raise ValueError(f"{path} is no JSON object")
     special = {name: text for name in TOKEN_NAMES if (text := token_text(settings.get(name)))}
     return ChatTokenizer(tokenizer, read_template(folder, settings), special)
+
+
+@lru_cache(maxsize=1)
+def _parsed(content: bytes) -> Tokenizer:
+    """One for both ends of a process that runs device and verifier."""
+    tokenizer = Tokenizer.from_buffer(content)
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
 
 
 def chat_tokenizer_of(tokenizer: Any) -> ChatTokenizer:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,7 +15,7 @@ from msgspec import Meta, Struct
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from outrider_core.chat.tokenizer import ChatTokenizer, token_text
+from outrider_core.chat.tokenizer import ChatTokenizer, open_chat_tokenizer
 from outrider_core.protocol.rows import RowShape
 
 FORMAT_VERSION = 2
@@ -131,11 +130,14 @@ class Bundle:
 
     folder: Path
     manifest: Manifest
-    tokenizer: Tokenizer
+    chat: ChatTokenizer
     draft_ids: NDArray[np.int64]
     null_row: NDArray[np.float32] | None
-    chat_template: str
-    special_tokens: dict[str, str]
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """That of the target."""
+        return self.chat.tokenizer
 
     @property
     def row_shape(self) -> RowShape:
@@ -172,11 +174,6 @@ class Bundle:
         except jinja2.TemplateError as error:
             raise BundleError(f"{self.folder}: chat template failed: {error}") from None
 
-    @cached_property
-    def chat(self) -> ChatTokenizer:
-        """The tokenizer with its chat template."""
-        return ChatTokenizer(self.tokenizer, self.chat_template, self.special_tokens)
-
 
 def open_bundle(folder: str | Path, *, verify: bool = True) -> Bundle:
     """Open `folder`, checking format, completeness and (unless `verify` is False) every sha256.
@@ -202,15 +199,10 @@ def open_bundle(folder: str | Path, *, verify: bool = True) -> Bundle:
         raise BundleError(f"{folder}/{manifest.draft_ids_file} does not fit the manifest; export the bundle again")
     null_row = _read_null_row(folder, manifest)
     try:
-        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-        settings: Any = msgspec.json.decode((folder / "tokenizer_config.json").read_bytes())
-    except Exception as error:  # tokenizers raises bare Exception
-        raise BundleError(f"{folder}: tokenizer files do not load: {error}") from None
-    if not isinstance(settings, dict):
-        raise BundleError(f"{folder}/tokenizer_config.json is no JSON object; export the bundle again")
-    special = {name: token_text(settings.get(name)) for name in ("bos_token", "eos_token", "unk_token", "pad_token")}
-    template = (folder / "chat_template.jinja").read_text(encoding="utf-8")
-    return Bundle(folder, manifest, tokenizer, draft_ids, null_row, template, special)
+        chat = open_chat_tokenizer(folder)
+    except (OSError, ValueError) as error:
+        raise BundleError(f"{error}; export the bundle again") from None
+    return Bundle(folder, manifest, chat, draft_ids, null_row)
 
 
 def _read_null_row(folder: Path, manifest: Manifest) -> NDArray[np.float32] | None:

@@ -32,6 +32,14 @@ def read_drafter(folder: Path) -> tuple[MoAConfig, Arrays, str]:
 
     Both halves of one drafter carry the same `hash_drafter`. Raises DrafterError with one clear line.
     """
+    config, stored, drafter_hash = _read(folder)
+    try:
+        return config, {name: _array(entry) for name, entry in stored.items()}, drafter_hash
+    except ValueError as error:
+        raise DrafterError(f"{folder}: broken drafter files: {error}") from error
+
+
+def _read(folder: Path) -> tuple[MoAConfig, dict[str, dict[str, Any]], str]:
     for name in (CONFIG_FILE, WEIGHTS_FILE):
         if not (folder / name).is_file():
             raise DrafterError(f"{folder}: no {name} there, so this is not a drafter folder")
@@ -41,12 +49,11 @@ def read_drafter(folder: Path) -> tuple[MoAConfig, Arrays, str]:
             raise DrafterError(f"{folder}: a {values['type']} drafter, for benchmarks only; MoA is what devices run")
         config = MoAConfig.from_dict(values)
         stored = dict(safetensors.deserialize((folder / WEIGHTS_FILE).read_bytes()))
-        arrays = {name: _array(entry) for name, entry in stored.items()}
     except DrafterError:
         raise
     except Exception as error:
         raise DrafterError(f"{folder}: broken drafter files: {error}") from error
-    return config, arrays, hash_drafter(config, {name: entry["data"] for name, entry in stored.items()})
+    return config, stored, hash_drafter(config, {name: entry["data"] for name, entry in stored.items()})
 
 
 def _array(entry: Mapping[str, Any]) -> NDArray[Any]:
@@ -90,7 +97,7 @@ def find_drafter(drafter_hash: str) -> Path:
     places = dict.fromkeys([Path("drafters").resolve(), drafters_folder()])
     for folder in (folder for place in places if place.is_dir() for folder in sorted(place.iterdir())):
         try:
-            if read_drafter(folder)[2] == drafter_hash:
+            if _read(folder)[2] == drafter_hash:
                 return folder
         except DrafterError:
             continue
