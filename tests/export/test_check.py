@@ -345,7 +345,7 @@ def test_engine_of_low_acceptance_is_found(
     copycat: tuple[Folders, Path], tmp_path: Path, prompts: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     folders, output = copycat[0], Path(shutil.copytree(copycat[1], tmp_path / "bundle"))
-    roll(output, "head.weights.weight")
+    roll(output, "head")
     edit_manifest(output, lambda m: m["engines"]["onnx"]["bounds"].update(top1_agreement=0.0, top4_agreement=0.0))
     assert main(command(folders, output, *prompts)) == 1
     (line,) = errors(capsys)
