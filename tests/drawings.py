@@ -30,7 +30,7 @@ def rooms_drawing(package: str) -> str:
 def states_drawing() -> str:
     """The states of an answer as a Mermaid diagram; CANCEL and STOP, which end it from everywhere, are left out."""
     names = {state: state.name.lower() for state in State}
-    lines = [f"    {names[state]}: {state}" for state in State]
+    lines = [f"    {name}: {state}" for state, name in names.items() if name != str(state)]
     for state, events in TRANSITIONS.items():
         ways: dict[State, list[str]] = {}
         for event, afters in events.items():

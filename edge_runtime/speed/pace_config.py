@@ -9,7 +9,7 @@ from dataclasses import dataclass
 class PaceConfig:
     """The constants behind every choice of `Pace` and `Controller`, tuned with `benchmarks.network`.
 
-    Those of what is usual were tuned on recorded answers of a single device (docs/notebook.md).
+    Those of what is usual were tuned on recorded answers of a single device (lab/notebook.md).
     """
 
     #: weight of the newest round in a smoothed measurement
