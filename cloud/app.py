@@ -164,7 +164,7 @@ class App:
         return account
 
     def _refusal(self, websocket: WebSocket, account: Account | None) -> tuple[RefusalReason, int, str] | None:
-        """Why a handshake is refused, with HTTP status and text; None if it is not."""
+        """Return why a handshake is refused, with HTTP status and text; None if it is not."""
         if not self.verifier.ready:
             return RefusalReason.NOT_READY, 503, "not ready"
         if self._pages.foreign(websocket.headers):

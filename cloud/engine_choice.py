@@ -83,7 +83,7 @@ def _check_vllm() -> None:
 
 
 def _has(*names: str) -> bool:
-    """Whether these packages can be imported, without doing so."""
+    """Return whether these packages can be imported, without doing so."""
     try:
         return all(importlib.util.find_spec(name) is not None for name in names)
     except (ImportError, ValueError):
@@ -91,7 +91,7 @@ def _has(*names: str) -> bool:
 
 
 def _driver_counts_gpus() -> bool:
-    """Whether NVIDIA's driver shows this process a GPU. Importing torch to ask takes seconds and 200 MB."""
+    """Return whether NVIDIA's driver shows this process a GPU. Importing torch to ask takes seconds and 200 MB."""
     if sys.platform == "darwin":
         return False
     try:

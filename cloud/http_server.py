@@ -92,7 +92,7 @@ class HttpServer(uvicorn.Server):
         return TlsServer(make, sock, ssl, self.app.gate.request_seconds)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        if self._loop is None:  # uvicorn has yet to start: there is nobody to drain
+        if self._loop is None:  # uvicorn has not started, so there is nothing to drain
             self._leaving.set()
             raise SystemExit(0)
         if self._ending is not None:
@@ -151,7 +151,7 @@ def _notify(state: str) -> None:
 
 
 def uvicorn_config(app: App, **options: object) -> uvicorn.Config:
-    """How uvicorn serves the app. Feature rows do not compress, so deflate is off."""
+    """Return how uvicorn serves the app. Feature rows do not compress, so deflate is off."""
     defaults: dict[str, object] = {
         "http": partial(HttpProtocol, app.gate),
         "ws": partial(WebSocketProtocol, app.gate),

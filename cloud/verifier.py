@@ -86,7 +86,7 @@ def _run(settings: Settings, bound: list[socket.socket], certificate: Certificat
     from outrider_core.targets.source import TargetError
 
     try:
-        find_page(settings)  # a wrong folder is told before a large model is loaded
+        find_page(settings)  # reports a wrong folder before a large model is loaded
         with Bar(Console(stderr=True)) as bar:
             verifier = load_verifier(settings, bar if sys.stderr.isatty() else None)
     except (TargetError, DrafterError, AuthError, PageError) as error:

@@ -35,7 +35,7 @@ class BlockingRuntime:
         self._loop = asyncio.new_event_loop()
         self._thread = Thread(target=self._loop.run_forever, name="outrider", daemon=True)
         self._answer: asyncio.Task[None] | None = None  # on its way
-        self._left: asyncio.Task[None] | None = None  # its iterator was left, so that nobody reads it any more
+        self._left: asyncio.Task[None] | None = None  # its iterator was abandoned
 
     @classmethod
     def from_bundle(

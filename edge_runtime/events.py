@@ -45,7 +45,7 @@ class RolledBack(Event):
 
 @dataclass(frozen=True)
 class Adopted(Event):
-    """`tokens`, written on the device alone, stay (`keep`): they stand in `verified` now, but nobody verified them."""
+    """`tokens`, written on the device alone, stay (`keep`): they are in `verified` now, although unverified."""
 
     tokens: list[int]
 

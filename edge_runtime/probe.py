@@ -62,7 +62,7 @@ examples:
 
 
 def _milliseconds(work: Callable[[], T]) -> tuple[T, float]:
-    """What `work` returns, and the ms it took."""
+    """Return what `work` returns, and the ms it took."""
     began = time.perf_counter()
     result = work()
     return result, (time.perf_counter() - began) * 1e3
@@ -186,7 +186,7 @@ def probe(options: argparse.Namespace) -> dict[str, Any]:
     """Do what the command line asks for and return the figures."""
 
     def tick(note: str) -> None:
-        if options.progress:  # the line also ends a probe whose parent is gone: nobody reads it any more
+        if options.progress:  # writing the line also ends a probe whose parent is gone
             print(f"progress {note}", file=sys.stderr, flush=True)
 
     threads = options.threads or available_cores()

@@ -250,7 +250,7 @@ class EdgeRuntime:
             seed: The same seed gives the same text; None or -1 picks one.
             stop: A string or strings that end the answer; they are not part of it.
             response_format, logit_bias, frequency_penalty, presence_penalty, tools, tool_choice, parallel_tool_calls:
-                As OpenAI has them (logit_bias by token id). Whoever writes keeps to them. Under a response_format or
+                As OpenAI has them (logit_bias by token id). All writers keep to them. Under a response_format or
                 tools the device writes alone only where llguidance is installed; elsewhere such an answer waits for
                 the link. Calls stand in the text as `<tool_call>`.
 
@@ -304,7 +304,7 @@ class EdgeRuntime:
         return self._run(begin)
 
     def unsupported(self, constraint: Constraint | None) -> str:
-        """Why nobody here can hold an answer to `constraint`; "" where somebody can, or may be asked to."""
+        """Return why no writer here can keep to `constraint`; "" if one can, or the verifier may be asked."""
         missing = self._support.missing(constraint) if constraint else ""
         if not missing or self.policy.writer is not WhoWrites.DEVICE_ONLY:
             return ""
@@ -313,7 +313,7 @@ class EdgeRuntime:
         )
 
     def resume(self, record: dict[str, Any]) -> AsyncGenerator[Event, None]:
-        """Go on with an answer that `record` wrote down, perhaps in a process that has ended.
+        """Continue an answer that `record` wrote down, perhaps in a process that has ended.
 
         It waits for a verifier that computes as the one did that began it, where that one said how.
 
@@ -340,7 +340,7 @@ class EdgeRuntime:
         return self._run(begin)
 
     def record(self) -> dict[str, Any] | None:
-        """Describe the answer on its way, so that `resume` can go on with it.
+        """Describe the answer on its way, so that `resume` can continue it.
 
         Write it down after every event that matters to you: an app that is killed in mid-answer then loses nothing.
 

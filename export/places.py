@@ -41,7 +41,7 @@ def put_in_place(aside: Path, output: Path) -> None:
 
 
 def lacking(output: Path, disk_bytes: int, memory_bytes: int, remedy: str) -> str:
-    """What of disk or memory will not do for an export to `output`, and what to do; "" where both will.
+    """Return what of disk or memory will not do for an export to `output`, and what to do; "" where both will.
 
     remedy: against too little memory.
     """

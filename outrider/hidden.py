@@ -10,7 +10,7 @@ HOME = Path(__file__).resolve().parents[1]
 
 
 def hidden_package(error: ImportError | None = None) -> str | None:
-    """What hides one of them and what to do, in a line; None: nothing does.
+    """Return what hides one of them and what to do, in a line; None: nothing does.
 
     error: an import that failed; only the package that it was in is looked at.
     """

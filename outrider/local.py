@@ -168,7 +168,7 @@ class LocalLink:
         loop = asyncio.get_running_loop()
 
         def post(function: Callable[[], None]) -> None:
-            with suppress(RuntimeError):  # the event loop has ended, so nobody waits for the reply any more
+            with suppress(RuntimeError):  # the event loop has ended, and nothing waits for the reply
                 loop.call_soon_threadsafe(function)
 
         while self.refused is None:
@@ -198,7 +198,7 @@ class LocalLink:
         if arithmetic not in ("", self._verifier.arithmetic):
             raise ValueError(
                 f"the answer was begun in {arithmetic} arithmetic, and the target in this process computes in "
-                f"{self._verifier.arithmetic}; go on with it where it was begun, or ask the question again"
+                f"{self._verifier.arithmetic}; continue it where it was begun, or ask the question again"
             )
 
     def renew(self) -> None:
@@ -240,7 +240,7 @@ class LocalLink:
 
 
 def _costs_file(verifier: Verifier, threads: int) -> Path:
-    """Where step costs of this verifier on this machine are kept between starts."""
+    """Return where step costs of this verifier on this machine are kept between starts."""
     known_by = [verifier.arithmetic, verifier.target_hash, verifier.max_context, threads, describe_machine()]
     return cache_dir() / "step-costs" / f"{hashlib.sha256(repr(known_by).encode()).hexdigest()[:16]}.json"
 

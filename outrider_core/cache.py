@@ -51,7 +51,7 @@ def cache_dir() -> Path:
 
 
 def _temporary() -> Path:
-    """A folder that nobody else can have filled: what lies in a cache is loaded."""
+    """Return a folder that no other user can have written to: what lies in a cache is loaded."""
     user = os.getuid() if hasattr(os, "getuid") else os.getpid()
     folder = Path(tempfile.gettempdir()) / f"outrider-{user}"
     folder.mkdir(mode=0o700, exist_ok=True)
@@ -86,7 +86,7 @@ def hold(folder: Path) -> None:
 
 
 def try_lock(path: Path) -> int | None:
-    """Lock a file or folder that nobody holds and return its descriptor; None if another process holds it.
+    """Lock a file or folder and return its descriptor; None if another process holds it.
 
     Raises OSError where there is no such path.
     """
@@ -150,7 +150,7 @@ def _sha256(path: Path, known: dict[str, Any], fresh: dict[str, list[Any]], prog
 
 
 def _stamp(path: Path) -> list[int]:
-    """What changes when a file is written: [size, mtime_ns, ctime_ns]."""
+    """Return what changes when a file is written: [size, mtime_ns, ctime_ns]."""
     found = path.stat()
     return [found.st_size, found.st_mtime_ns, found.st_ctime_ns]
 

@@ -14,7 +14,7 @@ import h11
 import msgspec
 from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 
-#: seconds that the rest of a body may take which nobody wants any more, and in which a close is awaited
+#: seconds that the unwanted rest of a body may take, and in which a close is awaited
 LAST_READ = 5.0
 #: seconds for which a connection is kept whose client asks nothing more: longer than the pools of clients keep theirs
 #: (Go 90, aiohttp 15, httpx 5), so that none of them sends a request just as it is closed here
@@ -109,12 +109,12 @@ class HttpProtocol(H11Protocol):
 
     @property
     def idle(self) -> bool:
-        """Whether nobody waits for a reply on it."""
+        """Return whether no reply is awaited on it."""
         return self.cycle is None or self.cycle.response_complete
 
     @property
     def kept(self) -> bool:
-        """Whether it has had a reply, and the next request has not begun."""
+        """Return whether it has had a reply, and the next request has not begun."""
         return self.cycle is not None and self.conn.their_state is h11.IDLE and not self.conn.trailing_data[0]
 
     def cut(self) -> None:
@@ -169,7 +169,7 @@ class HttpProtocol(H11Protocol):
             self._reading.lift()
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what is no request, or no body, and close; there is nobody to tell behind a reply that has begun."""
+        """Refuse what is not a request or a body, and close. After a reply has begun, only close."""
         fault = sys.exception()
         self._bounds.refused("invalid_request")
         if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
@@ -216,7 +216,7 @@ class HttpProtocol(H11Protocol):
 class TlsServer:
     """Accepts sockets for TLS, and counts each before its handshake. It has what uvicorn asks of an asyncio.Server.
 
-    asyncio's own tells a protocol of sockets whose handshake has succeeded, and nobody of others.
+    asyncio's own reports only sockets whose handshake has succeeded.
 
     Args:
         make: Returns what speaks HTTP on a socket.

@@ -27,7 +27,7 @@ def available_cores() -> int:
 
 
 def processor_name() -> str:
-    """What this machine's processor calls itself."""
+    """Return what this machine's processor calls itself."""
     name = platform.processor() or platform.machine()
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()

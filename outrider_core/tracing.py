@@ -26,7 +26,7 @@ class Trace:
 
     @property
     def fields(self) -> dict[str, str]:
-        """What to log."""
+        """Return what to log."""
         return {"request": self.request, **({"trace": self.trace} if self.trace else {})}
 
 

@@ -108,7 +108,7 @@ def test_what_a_template_refuses_and_what_does_not_load(tmp_path: Path) -> None:
     with pytest.raises(jinja2.TemplateError):
         ours.encode_chat(MESSAGES)
     (tmp_path / "tokenizer_config.json").write_text("[]")
-    with pytest.raises(ValueError, match="is no JSON object"):
+    with pytest.raises(ValueError, match="is not a JSON object"):
         open_chat_tokenizer(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{")
     with pytest.raises(ValueError, match=r"tokenizer\.json does not load"):

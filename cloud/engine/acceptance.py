@@ -46,7 +46,7 @@ class AcceptedPath(NamedTuple):
 
     @property
     def failed(self) -> bool:
-        """Whether nothing could be drawn somewhere on the path: nothing of it may be committed."""
+        """Return whether nothing could be drawn somewhere on the path: nothing of it may be committed."""
         return self.bonus == NO_TOKEN
 
 
@@ -111,7 +111,7 @@ def accept_paths(
 
 
 def _adjustment(draft: RootedTree, path: Sequence[int], until: float) -> Adjustment | Late | None:
-    """What the draw behind a path changes; None where there are no rules."""
+    """Return what the draw behind a path changes; None where there are no rules."""
     if draft.rules is None:
         return None
     return draft.rules.take([*draft.text, *(draft.tree.tokens[node] for node in path)], until) or LATE

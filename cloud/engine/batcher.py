@@ -80,7 +80,7 @@ class Batcher:
 
     @property
     def broken(self) -> str | None:
-        """Why no request can be answered any more, or None. It stays broken."""
+        """Return why no request can be answered any more, or None. It stays broken."""
         if self.watchdog.hung:
             return "the engine hangs in a step"
         return self._broken or (None if self._thread.is_alive() else "the engine thread does not run")

@@ -64,7 +64,7 @@ class ConstraintDesk:
             log.info("no structured output here", why=str(error))
 
     def check(self, constraint: Constraint, length: int) -> str:
-        """Why it is refused at once for a text of `length` tokens, prompt included; "" where it is not."""
+        """Return why it is refused at once for a text of `length` tokens, prompt included; "" where it is not."""
         if constraint.needs & ~self.obeys:
             return "this verifier offers no structured output; its log says why"
         if constraint.begin > length:
@@ -79,7 +79,7 @@ class ConstraintDesk:
         """Rules at the end of `tokens`, for a constraint that `check` has let pass. `cancelled`: from any thread.
 
         The future raises GrammarError where the schema cannot be obeyed, or where `tokens` have not obeyed it. It is
-        cancelled, or raises CancelledError, soon after nobody waits for it or the desk is closed.
+        cancelled, or raises CancelledError, soon after its last waiter leaves or the desk is closed.
         """
 
         def given_up() -> bool:
@@ -104,7 +104,7 @@ class ConstraintDesk:
             return rules
         except (GrammarError, CancelledError):
             raise
-        except BaseException as error:  # a panic in Rust is no Exception
+        except BaseException as error:  # a panic in Rust is not an Exception
             log.error("constraint failed", error=type(error).__name__)
             raise GrammarError("the constraint cannot be obeyed: compiling it failed") from None
 

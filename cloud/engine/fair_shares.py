@@ -8,7 +8,7 @@ from collections.abc import Hashable, Sequence
 def fair_shares(accounts: Sequence[Hashable], demands: Sequence[int], capacity: int) -> list[int]:
     """Divide `capacity` among demands, first evenly among accounts, then evenly among each account's demands.
 
-    Nobody gets more than asked for; what one leaves goes to the others. Whole numbers; the sum is
+    No share is larger than its request; what one leaves goes to the others. Whole numbers; the sum is
     min(capacity, sum(demands)).
     """
     members: dict[Hashable, list[int]] = {}

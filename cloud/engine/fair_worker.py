@@ -30,7 +30,7 @@ class QueuedCall:
     cancelled: Callable[[], bool]
 
     def settle(self) -> None:
-        """Run it, unless it is not wanted any more. A panic in Rust, which is no Exception, becomes one."""
+        """Run it, unless it is not wanted any more. A panic in Rust becomes an Exception."""
         if self.cancelled():
             self.future.cancel()
         if not self.future.set_running_or_notify_cancel():

@@ -14,7 +14,7 @@ GRANULE = 128
 class Extent:
     """Rows base..base+size-1 belong to one owner; the first `used` hold its committed prefix.
 
-    left: by a session that has ended, so that others of its account may copy them. quarantined: nobody may.
+    left: by a session that has ended, so that others of its account may copy them. quarantined: no session may.
     """
 
     base: int
@@ -51,7 +51,7 @@ class KVPool:
         return extent.used if extent and not extent.quarantined else 0
 
     def quarantine(self, owner: bytes) -> None:
-        """Let nobody copy the rows that the owner has now."""
+        """Forbid copies of the rows that the owner has now."""
         if extent := self._extents.get(owner):
             extent.quarantined = True
 
@@ -100,7 +100,7 @@ class KVPool:
         return max(others, key=weight)  # the first of these, as max() returns it
 
     def fits(self, owner: bytes, rows: int) -> bool:
-        """Whether `reserve` would evict nobody."""
+        """Return whether `reserve` would evict no session."""
         return self._place(owner, self._rounded(rows)) is not None
 
     def leave(self, owner: bytes, name: bytes) -> None:

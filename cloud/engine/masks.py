@@ -41,7 +41,7 @@ class Masks:
         self.woken: Callable[[], None] = lambda: None
 
     def costly(self, account: str) -> bool:
-        """Whether the account's masks were costly a short time ago."""
+        """Return whether the account's masks were costly a short time ago."""
         return time.monotonic() - self._seen.get(account, -math.inf) < REMEMBERED
 
     def note(self, account: str) -> None:
@@ -74,12 +74,12 @@ class FollowedRules:
 
     @property
     def broken(self) -> str:
-        """Why nothing can be drawn any more, "" while something can. Nothing may be under way."""
+        """Return why nothing can be drawn any more, "" while something can. Nothing may be under way."""
         return self._fault or self.rules.broken
 
     @property
     def held(self) -> bool:
-        """Whether the answer is to wait for its mask outside of steps."""
+        """Return whether the answer is to wait for its mask outside of steps."""
         return self._unwaited > 0 and self._made is not None and not self._made.done()
 
     def begin(self, text: Sequence[int]) -> None:
@@ -95,7 +95,7 @@ class FollowedRules:
         self._made.add_done_callback(lambda _: self._masks.woken())
 
     def take(self, text: Sequence[int], until: float) -> Adjustment | None:
-        """What the draw behind `text` changes; None where it is not made by `until` (time.monotonic())."""
+        """Return what the draw behind `text` changes; None where it is not made by `until` (time.monotonic())."""
         if self.rules.constraint.grammar == GRAMMAR_NONE:  # biases and penalties take no time
             self.rules.follow(text)
             return self.rules.adjustment()
@@ -118,7 +118,7 @@ class FollowedRules:
         try:
             self.rules.follow(tokens)
             made = self.rules.adjustment()
-        except BaseException as error:  # a panic in Rust is no Exception
+        except BaseException as error:  # a panic in Rust is not an Exception
             log.error("mask failed", error=type(error).__name__)
             self._fault = "the constraint cannot be obeyed: following it failed"
             made = Adjustment(np.empty(0, np.int64), np.empty(0), np.zeros(1, np.uint32))

@@ -61,7 +61,7 @@ class StepOutcome:
 
     @property
     def wasted(self) -> bool:
-        """Whether the step failed for all of its sessions, so that the device may be broken."""
+        """Return whether the step failed for all of its sessions, so that the device may be broken."""
         return not (self.steps or self.retried or self.stuck)
 
     def rounds(self) -> Iterator[tuple[Segment, EngineRequest, AcceptedPath]]:
@@ -72,7 +72,7 @@ class StepOutcome:
                 yield segment, request, path
 
     def drafts(self) -> DraftCounts:
-        """How the drafted trees fared. Look at them before they are answered."""
+        """Return how the drafted trees fared. Look at them before they are answered."""
         return self._counts(drafted=True)
 
     def lookups(self) -> DraftCounts:
@@ -89,5 +89,5 @@ class StepOutcome:
         return DraftCounts(sizes, sent, accepted)
 
     def queue_seconds(self, request: EngineRequest) -> float:
-        """How long `request` waited before the step began."""
+        """Return how long `request` waited before the step began."""
         return max(0.0, self.began - request.waiting_since)

@@ -60,7 +60,7 @@ class Prefixes:
         return len(session.tokens) - 1
 
     def _runs_for(self, other: SessionRecord, session: SessionRecord, packed: Callable[[SessionRecord], bytes]) -> bool:
-        """Whether `other` is about to run enough of what `session` lacks."""
+        """Return whether `other` is about to run enough of what `session` lacks."""
         count = max(self._pool.used(session.id) + LEAST_SHARED, self._pool.used(other.id) + 1)
         if other.account != session.account or count > min(self._end(other), self._end(session)):
             return False

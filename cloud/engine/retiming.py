@@ -11,7 +11,7 @@ from cloud.engine.kvpool import GRANULE, KVPool
 from cloud.engine.runner import ModelRunner
 from cloud.engine.tree_budget import TreeBudget, fastest_curve, timed_step
 
-#: a size whose step is expected to take longer than this is not timed again: whoever asks meanwhile waits for it
+#: a size whose step is expected to take longer than this is not timed again: requests that come meanwhile wait for it
 LONGEST_WAIT = 0.5
 #: runs of each size that count; the fastest of these was disturbed least
 RUNS = 2
@@ -21,7 +21,7 @@ OWNER = b"timing"  # no session's id is so short
 class Retiming:
     """Brings the curve of `budget` up to date, one size a call, and takes over what all of them took together.
 
-    Rows of the pool that nobody has are used; what sessions have there stays.
+    Free rows of the pool are used; those of sessions stay as they are.
     """
 
     def __init__(

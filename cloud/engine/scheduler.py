@@ -154,7 +154,7 @@ class Scheduler:
         ]
 
     def _guesses(self, session: SessionRecord, lookup: Callable[[], StreamLookup]) -> list[tuple[int, float]]:
-        """What lookup predicts for a GENERATE, and how likely; nothing for a VERIFY."""
+        """Return what lookup predicts for a GENERATE, and how likely; nothing for a VERIFY."""
         request, text = session.round, session.tokens
         if request is None or not isinstance(request.message, Generate) or request.token_by_token:
             return []
@@ -193,7 +193,7 @@ class Scheduler:
         return verified or (round(self.budget.sessions * (1 + self.budget.nodes)) if recently else 0)
 
     def _admissible(self, session: SessionRecord, chunk: int, tree: TokenTree | None, held: Set[bytes]) -> bool:
-        """Whether the pool can hold `chunk` tokens, and the root with its tree, without rows that `held` own."""
+        """Return whether the pool can hold `chunk` tokens, and the root with its tree, without rows that `held` own."""
         if tree is not None and chunk != self._missing(session):
             return False  # a session with an older claim has just taken its rows
         size = chunk + (0 if tree is None else 1 + len(tree))
@@ -201,7 +201,7 @@ class Scheduler:
 
 
 def _rows_wanted(session: SessionRecord, tree: TokenTree | None) -> bool:
-    """Whether feature rows are brought up to date: they are sent, or read by whoever drafts."""
+    """Return whether feature rows are brought up to date: they are sent, or read by whoever drafts."""
     request = session.round
     if session.opening is not None or request is None or request.is_drafted:
         return True

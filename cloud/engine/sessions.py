@@ -34,7 +34,7 @@ class SettledRound:
     committed: tuple[int, ...]
 
     def answers(self, request: Verify) -> bool:
-        """Whether `request` is that VERIFY again, perhaps on another stream."""
+        """Return whether `request` is that VERIFY again, perhaps on another stream."""
         mine, other = self.request, request
         return (mine.seq, mine.base_len, mine.tokens, mine.parents) == (
             other.seq,
@@ -71,7 +71,7 @@ class SessionRecord:
 
     @property
     def requests(self) -> list[EngineRequest]:
-        """What it has to answer."""
+        """Return what it has to answer."""
         return [request for request in (self.opening, self.round) if request is not None]
 
     @property
@@ -81,7 +81,7 @@ class SessionRecord:
 
     @property
     def is_drafted(self) -> bool:
-        """Whether a drafter proposes its round's trees."""
+        """Return whether a drafter proposes its round's trees."""
         return self.round is not None and self.round.is_drafted
 
 
@@ -179,7 +179,7 @@ class SessionStore:
         return (session for session in every if session.account == account)
 
     def has_ended(self, session: SessionRecord) -> bool:
-        """Whether this is what a session left."""
+        """Return whether this is what a session left."""
         return session.id in self._ended
 
     def touch_ended(self, session: SessionRecord) -> None:
@@ -193,7 +193,7 @@ class SessionStore:
         self._pool.take_over(left.id, session.id, rows, size)
 
     def quarantine(self, session: SessionRecord) -> None:
-        """Let nobody copy the keys and values of sessions that begin like this one, whose logits were not numbers."""
+        """Forbid copies of the keys and values of sessions that begin like this one, whose logits were not finite."""
         for other in list(self.of_account(session.account)):
             if common_prefix(other.tokens, session.tokens, LEAST_SHARED) == LEAST_SHARED:
                 (self._pool.release if self.has_ended(other) else self._pool.quarantine)(other.id)

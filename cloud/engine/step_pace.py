@@ -6,7 +6,7 @@ from collections import deque
 
 from cloud.engine.tree_budget import LEAST_PREFILL, TIMED_TOKENS, TreeBudget
 
-#: seconds that the prompt tokens of one step may take: nobody joins a step, and nothing cancels it
+#: seconds that the prompt tokens of one step may take: a step can be neither joined nor cancelled
 CHUNK_SECONDS = 2.0
 #: a step that takes so many times as long as its tokens took lately counts as hung
 HUNG = 30.0

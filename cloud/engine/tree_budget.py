@@ -101,7 +101,7 @@ def _context_costs(curve: CostCurve, runs: Sequence[Sequence[float]]) -> tuple[f
 
 
 def timed_step(runner: ModelRunner, base: int, past: int, tokens: int, clock: Callable[[], float]) -> float:
-    """Seconds of a step of so many tokens behind `past` others, in pool rows from `base` that nobody else has."""
+    """Time a step of so many tokens behind `past` others, in free pool rows from `base`, in seconds."""
     return _timed(runner, [_part(base, past, tokens)], past, clock)
 
 
@@ -132,13 +132,13 @@ class StepCosts:
     token_context: float = 0.0  # and to each of its tokens
 
     def at(self, tokens: float, sessions: float = 1.0, past: float = 0.0) -> float:
-        """Seconds of a step of so many tokens, which so many sessions share, behind `past` tokens each."""
+        """Return the seconds of a step of `tokens` tokens that `sessions` sessions share, behind `past` tokens each."""
         behind = past / FAR * (self.context + self.token_context * tokens)
         return self.curve.at(tokens) + self.session * max(0.0, sessions - 1.0) + behind
 
     @property
     def plausible(self) -> bool:
-        """Whether `measure_costs` can have found this: files may hold anything."""
+        """Return whether `measure_costs` can have found this: files may hold anything."""
         tokens, seconds = self.curve.tokens, self.curve.seconds
         added = (self.session, self.context, self.token_context)
         return (
@@ -150,7 +150,7 @@ class StepCosts:
         )
 
     def shared(self, sessions: float) -> CostCurve:
-        """The curve of steps that so many sessions share."""
+        """Return the curve of steps that `sessions` sessions share."""
         return CostCurve(self.curve.tokens, tuple(self.at(tokens, sessions) for tokens in self.curve.tokens))
 
 

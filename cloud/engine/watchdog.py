@@ -23,5 +23,5 @@ class Watchdog:
 
     @property
     def hung(self) -> bool:
-        """Whether the present work has taken too long."""
+        """Return whether the present work has taken too long."""
         return self.busy and time.monotonic() - self._began > max(self.seconds, self._longest)

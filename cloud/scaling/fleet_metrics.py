@@ -90,7 +90,7 @@ class FleetMetrics:
         own = self._own()
         try:
             reports = await _hub().all.remote()
-        except Exception:  # Ray raises many; whoever scrapes wants what there is
+        except Exception:  # Ray raises many kinds; a scraper wants whatever is available
             reports = {}
         return merge({**reports, self._replica: own})
 

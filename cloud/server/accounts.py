@@ -59,7 +59,7 @@ class Accounts:
 
     @property
     def required(self) -> bool:
-        """Whether a token is required."""
+        """Return whether a token is required."""
         return self.path is not None
 
     def authenticate(self, token: str | None) -> Account | None:
@@ -75,7 +75,7 @@ class Accounts:
 
     @property
     def stale(self) -> bool:
-        """Whether the file has changed since it was last read, successfully or not."""
+        """Return whether the file has changed since it was last read, successfully or not."""
         return self.path is not None and _version(self.path) != self._seen
 
     def reload(self) -> tuple[int, int]:

@@ -123,7 +123,7 @@ class EngineSession:
             self._verifier.submit(EngineRequest(self._session, Close(0), lambda reply, done: None))
 
     def _opened(self, reply: Reply, done: bool) -> None:
-        """Runs in the engine thread. Cancels the rest of OPEN, which would produce feature rows that nobody reads here.
+        """Runs in the engine thread. Cancels the rest of OPEN, which would produce feature rows that are not read here.
 
         The GENERATE that follows fills the KV cache without them.
         """
@@ -132,7 +132,7 @@ class EngineSession:
 
     def _post(self, reply: Reply, done: bool) -> None:
         """Runs in the engine thread."""
-        with suppress(RuntimeError):  # the event loop has ended, so nobody waits for the reply any more
+        with suppress(RuntimeError):  # the event loop has ended, and nothing waits for the reply
             self._loop.call_soon_threadsafe(self._deliver, reply, done, self._round.chances)
 
     def _deliver(self, reply: Reply, done: bool, chances: Chances) -> None:

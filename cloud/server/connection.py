@@ -84,7 +84,7 @@ class Connection:
 
     @property
     def backlogged(self) -> bool:
-        """Whether the device sends faster than the engine admits; bounds what one connection can queue."""
+        """Return whether the device sends faster than the engine admits; bounds what one connection can queue."""
         while self._backlog and self._backlog[0].status is not Status.QUEUED:
             self._backlog.popleft()
         return len(self._backlog) > MAX_BACKLOG

@@ -46,7 +46,7 @@ class DeviceSocket:
             for task in done:
                 task.result()
         except (WebSocketDisconnect, OSError):
-            pass  # the device is gone: there is nobody to answer
+            pass  # the device is gone
         finally:
             self.connection.lost()
             for task in tasks:

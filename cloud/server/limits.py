@@ -1,6 +1,6 @@
 """What a client may take of the verifier, all in one place: per account, per address and per process.
 
-`docs/operating.md` has the table. An `Account` is whoever a token belongs to; `Gate` counts raw sockets before anybody
+`docs/operating.md` has the table. An `Account` is the owner of a token; `Gate` counts raw sockets before anybody
 has shown a token. uvicorn's protocols, the app, connections and the HTTP endpoints ask here.
 """
 
@@ -115,7 +115,7 @@ class Account:
 
     @property
     def expired(self) -> bool:
-        """Whether the last day of its token is over."""
+        """Return whether the last day of its token is over."""
         return time.time() >= self.ends_at
 
     @property
@@ -127,17 +127,17 @@ class Account:
 
     @property
     def crowded(self) -> bool:
-        """Whether all its connections are taken."""
+        """Return whether all its connections are taken."""
         return self.connections >= (self.limits.connections or 2 * self.limits.sessions)
 
     @property
     def busy(self) -> bool:
-        """Whether all its sessions are taken."""
+        """Return whether all its sessions are taken."""
         return self.streams >= self.limits.sessions
 
     @property
     def overfull(self) -> bool:
-        """Whether too many bytes wait for the rest of their messages."""
+        """Return whether too many bytes wait for the rest of their messages."""
         return self.waiting > self.limits.waiting
 
     def charge(self, **amounts: float) -> float:
@@ -182,7 +182,7 @@ class RefusalReason(StrEnum):
 
 
 class Gate:
-    """Raw sockets by address, whoever is behind them, and the deadlines that all sockets have. See SocketBounds."""
+    """Raw sockets by address, with or without an account, and the deadlines that all sockets have. See SocketBounds."""
 
     def __init__(self, settings: Settings, metrics: Metrics) -> None:
         self.request_seconds, self.message_seconds = REQUEST_SECONDS, MESSAGE_SECONDS
@@ -234,7 +234,7 @@ def _spare(protocol: HttpProtocol, address: str | None) -> bool:
 
 
 def descriptors() -> int:
-    """How many files and sockets this process may have open."""
+    """Return how many files and sockets this process may have open."""
     import resource  # not everywhere, and not needed where the target runs on the device itself
 
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)

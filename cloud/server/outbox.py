@@ -33,7 +33,7 @@ class Outbox:
 
     @property
     def crowded(self) -> bool:
-        """Whether the device reads too slowly."""
+        """Return whether the device reads too slowly."""
         return len(self._messages) > MAX_WAITING
 
     def next(self) -> bytes | None:

@@ -1,7 +1,7 @@
 """The web page that drafts in a browser, and the bundle it drafts with, served at `/`.
 
-Every file has a route of its own, so nothing else can be asked for. The page may run its own scripts and nobody else's,
-asks nobody but verifiers, and is isolated from other pages, as WebAssembly's threads want it.
+Every file has a route of its own, so nothing else can be asked for. The page may run its own scripts only,
+contacts only verifiers, and is isolated from other pages, as WebAssembly's threads want it.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def _bundle_files(settings: Settings) -> Iterator[Path]:
     folder, manifest = settings.page_bundle, settings.page_bundle / "manifest.json"
     if not manifest.is_file():
         if settings.page is None:
-            return  # nobody asked for the page
+            return  # the page was not requested
         raise PageError(f"--page-bundle: {folder} holds no manifest.json; write a bundle with: outrider export bundle")
     try:
         raw: Any = json.loads(manifest.read_bytes())

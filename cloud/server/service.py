@@ -120,22 +120,22 @@ class Verifier:
 
     @property
     def alive(self) -> bool:
-        """Whether requests can be answered: the opposite of `broken`."""
+        """Return whether requests can be answered: the opposite of `broken`."""
         return self.batcher.alive
 
     @property
     def broken(self) -> str | None:
-        """Why no request can be answered any more: the engine thread has ended or hangs, or every step fails."""
+        """Return why no request can be answered any more: the engine thread has ended or hangs, or every step fails."""
         return self.batcher.broken
 
     @property
     def idle(self) -> bool:
-        """Whether no request is under way."""
+        """Return whether no request is under way."""
         return self.batcher.idle
 
     @property
     def ready(self) -> bool:
-        """Whether new connections are accepted."""
+        """Return whether new connections are accepted."""
         return self.alive and not self.draining
 
     def submit(self, request: EngineRequest) -> None:
@@ -143,7 +143,7 @@ class Verifier:
         self.batcher.submit(request)
 
     def welcome(self) -> Welcome:
-        """What a device learns in the handshake."""
+        """Return what a device learns in the handshake."""
         return Welcome(
             PROTOCOL_VERSION,
             self.target_hash,

@@ -37,7 +37,7 @@ class Waiting:
         self._account = account
 
     def hold(self, amount: int) -> bool:
-        """What is held now. False: too much for the account, where there is more than before."""
+        """Return what is held now. False: too much for the account, where there is more than before."""
         more, self.bytes = amount - self.bytes, amount
         if self._account is not None:
             self._account.waiting += more

@@ -39,7 +39,7 @@ class ConstraintSupport:
         self._lock = threading.Lock()
 
     def missing(self, constraint: Constraint) -> str:
-        """Why the device cannot write under `constraint`; "" where it can, as far as is known without trying."""
+        """Return why the device cannot write under `constraint`; "" where it can, as far as is known without trying."""
         try:
             if constraint.grammar != GRAMMAR_NONE:
                 check_grammars(self._eos_ids)
@@ -69,7 +69,7 @@ class ConstraintSupport:
             raise GrammarError(str(error)) from None
         except (GrammarError, CancelledError):
             raise
-        except BaseException as error:  # a panic in Rust is no Exception
+        except BaseException as error:  # a panic in Rust is not an Exception
             raise GrammarError(f"compiling the schema failed: {type(error).__name__}") from None
 
     def _grammar(self, constraint: Constraint, cancelled: Callable[[], bool]) -> Grammar:

@@ -211,7 +211,7 @@ class UnderstudyJobs:
         def job() -> None:
             try:
                 event = work()
-            except BaseException as error:  # a panic in Rust is no Exception
+            except BaseException as error:  # a panic in Rust is not an Exception
                 event = UnderstudyFailed(self._session, " ".join(str(error).split()) or type(error).__name__)
             self._loop.call_soon_threadsafe(self._inbox.put_nowait, event)
 

@@ -125,7 +125,7 @@ class OfflineDrafter:
         self._drafter, self._step, self._asked, self._text, self._rows = None, None, None, [], 0
 
     def _has_timed(self, understudy: Understudy) -> bool:
-        """Whether it is known what steps of the understudy cost; else time one more of them."""
+        """Return whether it is known what steps of the understudy cost; else time one more of them."""
         sizes, pace = len(TIMED_NODES), self.controller.pace
         if pace.curve is None and len(self._timed) < TIMES * sizes:
             seconds = understudy.time_step(TIMED_NODES[len(self._timed) % sizes])

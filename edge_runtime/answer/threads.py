@@ -48,7 +48,7 @@ class DrafterThread:
             job()
         except Exception as error:
             failed(error)
-        except BaseException as error:  # a panic in Rust is no Exception; its answer would wait forever
+        except BaseException as error:  # a panic in Rust is not an Exception; its answer would wait indefinitely
             failed(RuntimeError(f"{type(error).__name__}: {error}"))
 
     def close(self) -> None:
@@ -65,7 +65,7 @@ class UnderstudyThread:
         self._pool = ThreadPoolExecutor(1, "understudy")
         self._used = False  # since its memory was given back
         self._submitted = self._begun = 0  # jobs; each number is written by one thread
-        self.closed = False  # nobody waits for it any more
+        self.closed = False  # its result is no longer wanted
 
     def submit(self, job: Callable[[], object]) -> None:
         """Run `job`, which handles its own errors, behind those that were submitted before."""

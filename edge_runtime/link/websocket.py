@@ -1,4 +1,4 @@
-"""The WebSocket to the verifier: connect, shake hands, receive, and dial again for ever.
+"""The WebSocket to the verifier: connect, shake hands, receive, and dial again indefinitely.
 
 `Link.run` is one task for the runtime's whole life. It reports what happens as events and never raises
 for a network reason; `send` never waits, and drops what cannot be sent, because every message is repeated by the
@@ -123,7 +123,7 @@ def verifier_url(server: str) -> str:
 
 
 def address_of(server: str) -> SplitResult:
-    """The parts of `verifier_url(server)`. Raises LinkRefused where nobody could ever be dialled there."""
+    """The parts of `verifier_url(server)`. Raises LinkRefused for an address that cannot be dialled."""
     url = verifier_url(server)
     try:
         parts = urlsplit(url)
@@ -156,7 +156,7 @@ def proxy_of(server: str) -> str | None:
 
 
 def tls_context(ca_file: str | Path | None) -> ssl.SSLContext:
-    """What the system trusts, and `ca_file`. Raises LinkRefused where that holds no certificates."""
+    """Return what the system trusts, and `ca_file`. Raises LinkRefused where that holds no certificates."""
     context = ssl.create_default_context()
     if ca_file is not None:
         try:
@@ -183,7 +183,7 @@ def _what_came(answer: Response) -> tuple[str, bool]:
 
 
 def reason_of(error: BaseException) -> str:
-    """What a network did, for people: an operating system's own words without their number."""
+    """Return what a network did, for people: an operating system's own words without their number."""
     if isinstance(error, ConnectionClosed):
         code, said = (error.rcvd.code, error.rcvd.reason) if error.rcvd else (CloseCode.ABNORMAL_CLOSURE, "")
         return CLOSED.get(code) or said or f"the verifier closed the connection with code {code}"

@@ -85,7 +85,7 @@ class ReadText:
     """Let the understudy read `prefix`; answer with `Session.text_read(agreed, ...)`.
 
     agreed: how many of the tokens from `base` on it would have written itself, up to the first that it would not. The
-    reading may be given up where `Session.still_reads` says that nobody waits for it; agreed is None then.
+    reading may be given up once `Session.still_reads` is False; agreed is None then.
     """
 
     prefix: list[int]

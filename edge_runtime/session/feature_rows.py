@@ -15,11 +15,11 @@ class RowsSeen:
         self._held = bytearray(held)  # 1: held
 
     def up_to(self, length: int) -> RowsSeen:
-        """What is held of the first `length` positions."""
+        """Return what is held of the first `length` positions."""
         return RowsSeen(self._held[:length])
 
     def leading(self) -> int:
-        """How many positions from the first on are held without a gap."""
+        """Return how many positions from the first on are held without a gap."""
         gap = self._held.find(0)
         return len(self._held) if gap < 0 else gap
 

@@ -11,7 +11,7 @@ from edge_runtime.session.policy import Offline, Policy, UnderstudyUse, WhoWrite
 from edge_runtime.session.states import PauseReason, Writer
 from outrider_core.protocol.prefix import common_prefix
 
-#: tokens over which the confidence of whoever writes is averaged
+#: tokens over which the writer's confidence is averaged
 CONFIDENCE_WINDOW = 8
 #: tokens that the drafter writes alone to finish a sentence, at most
 SENTENCE_TOKENS = 24
@@ -84,11 +84,11 @@ class OfflineWriter:
 
     @property
     def may_be_taken_back(self) -> bool:
-        """What is written now may be taken back, as the target may return."""
+        """Return what is written now may be taken back, as the target may return."""
         return self.active and not self.device_only
 
     def may_write(self, provisional: int) -> bool:
-        """Whether another token may follow `provisional` unverified ones."""
+        """Return whether another token may follow `provisional` unverified ones."""
         if self.muted or self.active:
             return not self.muted
         return self._policy.writer is WhoWrites.PREFER_DEVICE and provisional < self._policy.lead
@@ -160,8 +160,8 @@ class OfflineWriter:
         return self._warm and self.reading is Reading.DONE
 
     def next_writer(self) -> Writer | PauseReason | None:
-        """Who writes the next token; why nobody does; or None where the drafter leaves that to the understudy, which is
-        still reading."""
+        """Return who writes the next token, why none is written, or None while the drafter waits for the understudy,
+        which is still reading."""
         if self.reading is Reading.DONE:
             return Writer.UNDERSTUDY
         if self.active:
@@ -195,7 +195,7 @@ class OfflineWriter:
     # --- the understudy reads ---
 
     def read_to_write(self, committed: list[int], provisional: list[int]) -> list[ReadText]:
-        """What the understudy is to read before it writes. The drafter's first token comes before that work."""
+        """Return what the understudy is to read before it writes. The drafter's first token comes before that work."""
         if not self.active:
             return []
         text = committed + provisional
@@ -214,14 +214,14 @@ class OfflineWriter:
         return self._read
 
     def read_along(self, committed: list[int]) -> list[ReadText]:
-        """Where it is kept warm, and enough is new in the committed text, ask for that to be read."""
+        """Return where it is kept warm, and enough is new in the committed text, ask for that to be read."""
         idle = self.reading in (Reading.IDLE, Reading.DONE)
         if not (self._warm and idle and len(committed) - len(self._read) >= (WARM_TOKENS if self._read else 1)):
             return []
         return [self._ask(list(committed), len(committed))]
 
     def still_reads(self, action: ReadText) -> bool:
-        """Whether `action` is what the understudy is reading, and still useful."""
+        """Return whether `action` is what the understudy is reading, and still useful."""
         return self.reading is Reading.UNDER_WAY and self._read is action.prefix and (self.active or self._warm)
 
     def has_read(self, agreed: int | None, committed: list[int], provisional: list[int]) -> ReadText | int | None:

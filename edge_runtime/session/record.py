@@ -36,7 +36,7 @@ class _Record(Struct, kw_only=True):
 
 
 def record_of(session: Session) -> dict[str, Any]:
-    """What `restore` needs to go on with the session's answer."""
+    """Return what `restore` needs to continue the session's answer."""
     constraint = session.constraint
     return {
         "version": VERSION,
@@ -92,7 +92,7 @@ def check_record(record: dict[str, Any], vocab_size: int) -> None:
 
 
 def constraint_of(record: dict[str, Any]) -> Constraint | None:
-    """What the recorded answer is held to. Raises ValueError where that is damaged."""
+    """Return what the recorded answer is held to. Raises ValueError where that is damaged."""
     text = record["constraint"]
     try:
         return msgspec.msgpack.decode(bytes.fromhex(text), type=Constraint) if text else None

@@ -124,16 +124,16 @@ class Session:
     # --- what jobs in other threads ask ---
 
     def cancelled(self, version: int) -> bool:
-        """Whether the result of a job that carries `version` is no longer wanted."""
+        """Return whether the result of a job that carries `version` is no longer wanted."""
         return self.finished is not None or version != self.job.version
 
     def still_reads(self, action: ReadText) -> bool:
-        """Whether the understudy is still to read this: somebody waits for it, or it reads along."""
+        """Return whether the understudy is still to read this: somebody waits for it, or it reads along."""
         return not self.finished and self.offline.still_reads(action)
 
     @property
     def drafts_ahead(self) -> Writer | None:
-        """Who is to draft on below the tree under way, or behind the chain; None: nobody, as it is not worth it, or the
+        """Return who is to draft on below the tree under way, or behind the chain; None if that is not worth it or the
         drafter has something else to do."""
         request = self.verifier.in_flight
         if request is None or not request.tree or self.provisional or self.job.busy:
@@ -308,7 +308,7 @@ class Session:
         return self._next(now)
 
     def cancel(self, reason: FinishReason = FinishReason.CANCELLED) -> list[Action]:
-        """Whoever drives the session ends the answer: nobody wants it any more, or something has failed."""
+        """End the answer, which is no longer wanted or has failed."""
         return [] if self.finished else self._finish(reason)
 
     def stop(self, surplus: int) -> list[Action]:
@@ -391,7 +391,7 @@ class Session:
                 return [*reading, *offline.hand_over(writer), token]
 
     def _wait(self, now: float) -> list[Action]:
-        """Nothing more can be written alone: wait for the target, unless it refused the answer for good."""
+        """Offline writing has stopped: wait for the target, unless it refused the answer permanently."""
         refused = self.verifier.refused and self.offline.paused is not PauseReason.ASKED
         return self._unanswered() if refused or not self.offline.wait(now) else []
 

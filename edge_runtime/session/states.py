@@ -29,7 +29,7 @@ class Writer(StrEnum):
 
 
 class PauseReason(StrEnum):
-    """Why nothing is written alone."""
+    """Why offline writing is paused."""
 
     UNSURE = "unsure"  #: the last tokens written had too little probability
     LIMIT = "limit"  #: the drafter, with no understudy to follow it, has come to the end of a sentence
@@ -106,6 +106,6 @@ TRANSITIONS: dict[State, dict[SessionEvent, tuple[State, ...]]] = {
 
 
 def allowed(before: State, event: SessionEvent) -> tuple[State, ...]:
-    """Where `event` may lead from `before`."""
+    """Return where `event` may lead from `before`."""
     end = (State.FINISHED,) if event in (SessionEvent.CANCEL, SessionEvent.STOP) else ()
     return (before, *end, *TRANSITIONS[before].get(event, ()))

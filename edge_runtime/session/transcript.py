@@ -48,12 +48,12 @@ class Transcript:
 
     @property
     def spans(self) -> list[Span]:
-        """Who wrote what of the answer, in order."""
+        """Return who wrote what of the answer, in order."""
         return list(_spans(self.writers))
 
     @property
     def adopted(self) -> list[Span]:
-        """What of the committed answer the target did not write."""
+        """Return what of the committed answer the target did not write."""
         return [span for span in _spans(self.writers[: self._committed]) if span.writer is not Writer.TARGET]
 
     @property
@@ -82,7 +82,7 @@ class Transcript:
 
     @property
     def end_alone(self) -> FinishReason | None:
-        """How the text has ended, provisional part included; None where more may follow."""
+        """Return how the text has ended, provisional part included; None where more may follow."""
         if self.enough or (self.provisional and self.provisional[-1] in self.eos_ids):
             return FinishReason.STOP
         if len(self.committed) + len(self.provisional) >= self.limit or self._looping():
@@ -90,7 +90,7 @@ class Transcript:
         return None
 
     def within(self, fresh: list[int]) -> list[int]:
-        """What of `fresh`, the target's next tokens, belongs to the answer."""
+        """Return what of `fresh`, the target's next tokens, belongs to the answer."""
         end = next((i + 1 for i, token in enumerate(fresh) if token in self.eos_ids), len(fresh))
         return fresh[: min(end, self.limit - len(self.committed))]
 
@@ -110,7 +110,7 @@ class Transcript:
         return any(answer[i : i + LOOP] == tail for i in range(len(answer) - LOOP))
 
     def agreeing(self, fresh: list[int]) -> int:
-        """How many of `fresh` stand in the provisional text already."""
+        """Return how many of `fresh` stand in the provisional text already."""
         return common_prefix(fresh, self.provisional)
 
     def commit(self, fresh: list[int]) -> list[Action]:

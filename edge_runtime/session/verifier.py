@@ -126,7 +126,7 @@ class VerifierState:
 
     @property
     def wanted(self) -> list[Pin]:
-        """What the link is to look for."""
+        """Return what the link is to look for."""
         return [Pin(self.pinned)] if self.pinned else []
 
     def limits(self, room: int) -> Limits:

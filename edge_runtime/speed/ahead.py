@@ -41,7 +41,7 @@ class Round(NamedTuple):
 
 @dataclass
 class Ahead:
-    """on: the way that is kept. fixed: there is no choice, so that nothing is tried."""
+    """on: the way that is kept. fixed: no other way is tried."""
 
     on: bool = False
     fixed: bool = False
@@ -51,12 +51,12 @@ class Ahead:
 
     @property
     def trying(self) -> bool:
-        """Whether a trial is under way."""
+        """Return whether a trial is under way."""
         return self._until <= 0 and not self.fixed
 
     @property
     def now(self) -> bool:
-        """Whether this round drafts ahead."""
+        """Return whether this round drafts ahead."""
         return self.on != self.trying
 
     def measured(self, ahead: bool, measured: Round, step: float) -> Round | None:

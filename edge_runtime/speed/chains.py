@@ -78,7 +78,7 @@ class Chains:
         return length, rate
 
     def try_now(self) -> bool:
-        """Whether to try one in place of the next tree, as nothing is known of them, or not of late."""
+        """Return whether to try one in place of the next tree, as nothing is known of them, or not of late."""
         if not self.ready:
             return False
         self.waited += 1
@@ -92,6 +92,6 @@ class Chains:
         self.tried = self.waited = 0
 
     def compares(self) -> bool:
-        """Whether to draft a tree beside the chain that is asked for now."""
+        """Return whether to draft a tree beside the chain that is asked for now."""
         self.asked += 1
         return self.asked % COMPARE_EVERY == 1

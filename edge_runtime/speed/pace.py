@@ -115,7 +115,7 @@ class Pace:
         self.chains.verified(accepted if ended else tokens, accepted)
 
     def streamed(self, gap: float, engine: float, overdue: bool, beside: bool = False, same_step: bool = False) -> None:
-        """A streamed token came `gap` after the one before it. An outage, and what it held back, say nothing.
+        """A streamed token came `gap` after the one before it. Tokens delayed by an outage are ignored.
 
         same_step: it came of one step with the one before, as where the verifier foresees what the text repeats.
         beside: a tree for comparison was drafted meanwhile; what the step lost by that is no part of the gap.
@@ -317,7 +317,7 @@ class Pace:
         return max(every, math.ceil(max(paid, min(config.compare_seldom, rarer * paid))))
 
     def compares(self, streamed: int, first: bool) -> bool:
-        """Whether to draft a tree for comparison, after `streamed` tokens of this answer's streams.
+        """Return whether to draft a tree for comparison, after `streamed` tokens of this answer's streams.
 
         first: nothing else tells of this answer yet, so it may come early, as long as the average is kept: tokens are
         counted over answers.
@@ -331,11 +331,11 @@ class Pace:
         return True
 
     def drafts_ahead(self) -> bool:
-        """Whether to draft on while the next verdict is awaited."""
+        """Return whether to draft on while the next verdict is awaited."""
         return self.ahead.now and self._much_to_hide()
 
     def _much_to_hide(self) -> bool:
-        """Whether drafting is enough of a round to be hidden."""
+        """Return whether drafting is enough of a round to be hidden."""
         drafting = self.from_scratch
         if drafting is None:
             return False
@@ -350,7 +350,7 @@ class Pace:
         return max(self.config.least_nodes, math.ceil(self.config.spare * self._tree_nodes()))
 
     def worth_sending(self, tree: TokenTree, scores: Sequence[float]) -> int:
-        """How many nodes of `tree`, best first, make most tokens per second; scores: log path probabilities."""
+        """Return how many nodes of `tree`, best first, make most tokens per second; scores: log path probabilities."""
         if not scores:
             return len(tree)
         fixed = self._fixed()

@@ -166,7 +166,7 @@ class Tuning:
         return length
 
     def _offer(self, ready: bool) -> None:
-        """Chains are to be had, or not. ready: the understudy can draft."""
+        """Record whether chains are available. ready: the understudy can draft."""
         self.pace.chains.ready = ready and self.shaping and not self._barren
 
     def beside_chain(self) -> TreeSize | None:
@@ -177,7 +177,7 @@ class Tuning:
         return self.tree_size(MAX_NODES, self.largest.depth)
 
     def worth_sending(self, draft: Draft) -> Draft:
-        """What of a draft is sent."""
+        """Return what of a draft is sent."""
         if draft.chain:
             return draft
         count = self.pace.worth_sending(draft.tree, draft.scores) if self.shaping else len(draft.tree)

@@ -271,7 +271,7 @@ def _title(name: str, engine: Figures, run: Figures) -> str:
 
 
 def _facts(figures: Figures, engine: Figures, run: Figures) -> list[tuple[str, str]]:
-    """What is said below a table of steps: (figure, value)."""
+    """Return what is said below a table of steps: (figure, value)."""
     runtime = engine["runtime"]
     loading = (
         f"{_ms(run['load_ms'])} ms (before it: manifest and tokenizer {_ms(run['open_ms'])} ms, "
@@ -300,7 +300,7 @@ def _drafting(draft: Figures | None) -> list[tuple[str, str]]:
 
 
 def _cautions(figures: Figures, engine: Figures, run: Figures) -> list[tuple[str, str]]:
-    """What must be known before these figures are compared with others."""
+    """Return what must be known before these figures are compared with others."""
     cautions, cache = [], figures["cache_mb"]
     others = max(part["others_cores"] or 0.0 for part in (run, run["draft"] or run))
     if others + run["threads"] > figures["machine_cores"] + CROWDED:

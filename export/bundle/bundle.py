@@ -197,12 +197,12 @@ def _write_engines(
 
 
 def _note(aside: Path, name: str) -> Path:
-    """What says that the engine of a format is finished."""
+    """Return what says that the engine of a format is finished."""
     return aside / "work" / f"{name}.json"
 
 
 def _lowered(aside: Path, name: str) -> dict[str, Any] | None:
-    """What the lowering to a format reported, if its files are those that it wrote."""
+    """Return what the lowering to a format reported, if its files are those that it wrote."""
     try:
         note = json.loads(_note(aside, name).read_bytes())
         if sha256_of([aside / file for file in note["files"]]) == list(note["files"].values()):

@@ -16,7 +16,7 @@ TARGET_ANSWERS, RANDOM_ROWS = "the target's own answers", "random feature rows (
 
 
 def facts(manifest: Manifest) -> dict[str, Any]:
-    """What a runner needs to know, as constant methods of a .pte and properties of an ONNX model.
+    """Return what a runner needs to know, as constant methods of a .pte and properties of an ONNX model.
 
     Names follow ExecuTorch's LLM runners where they mean the same.
     """

@@ -101,7 +101,7 @@ def make_plan(options: BundleOptions) -> BundlePlan:
 
 
 def _links(options: BundleOptions) -> bool:
-    """Whether the understudy will be hard links to a copy that is in the cache."""
+    """Return whether the understudy will be hard links to a copy that is in the cache."""
     source = options.understudy
     if source is None or source.prepared:
         return False
@@ -150,7 +150,7 @@ def _check_fit(target: ExportTarget, config: MoAConfig, drafter: Path) -> None:
 
 
 def target_fits(target: TargetConfig) -> bool:
-    """Whether the target can be run here in float32, to compare on its own answers."""
+    """Return whether the target can be run here in float32, to compare on its own answers."""
     return BASE_BYTES + _float32_bytes(target) < TARGET_SHARE * psutil.virtual_memory().available
 
 

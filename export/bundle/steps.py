@@ -61,9 +61,9 @@ class Passage:
 def passages_for(
     files: TargetFiles, config: MoAConfig, tensors: dict[str, torch.Tensor], folder: Path, load: bool
 ) -> list[Passage]:
-    """What to compare on: the target's own answers, or without `load` the prompts with random rows.
+    """Return what to compare on: the target's own answers, or without `load` the prompts with random rows.
 
-    Answers are kept in `folder`, so that an interrupted export goes on with them. Raises BundleError where the
+    Answers are kept in `folder`, so that an interrupted export continues with them. Raises BundleError where the
     context is too short for either.
     """
     passages = _target_passages(files, config, tensors, folder) if load else []

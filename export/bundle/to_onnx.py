@@ -77,7 +77,7 @@ def write_onnx(
 
 
 def data_file(path: Path) -> Path:
-    """Where the large tensors of the ONNX file at `path` stand; not there if it has none."""
+    """Return where the large tensors of the ONNX file at `path` stand; not there if it has none."""
     return path.with_name(f"{path.name}.data")
 
 

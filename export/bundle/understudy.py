@@ -57,7 +57,7 @@ def write_understudy(
 
 
 def _link_or_copy(source: str, place: str) -> None:
-    """The same bytes on the disk where both lie on one file system: nobody ever writes into a finished file."""
+    """The same bytes on the disk where both lie on one file system: a finished file is never written to."""
     try:
         os.link(source, place)
     except OSError:

@@ -1,6 +1,6 @@
 """Make a target bundle, measure it, and put it in its place. No torch.
 
-What is under way lies aside, in a hidden folder: after Ctrl-C or a kill the same command goes on with it; after an
+What is under way lies aside, in a hidden folder: after Ctrl-C or a kill the same command continues from there; after an
 error nothing is left behind.
 """
 
@@ -104,7 +104,7 @@ def _told(meter: Meter) -> Callable[[int, int], None]:
 
 
 def _quality(plan: TargetPlan, aside: Path, bundle: TargetBundle, reference: TargetBundle) -> dict[str, Any]:
-    """How near the bundle is to the float32 copy, on answers that this one writes."""
+    """Return how near the bundle is to the float32 copy, on answers that this one writes."""
     from outrider_core.targets.answers import WrittenAnswer, write_answers
     from outrider_core.targets.quality import compare
 
@@ -135,7 +135,7 @@ def _quality(plan: TargetPlan, aside: Path, bundle: TargetBundle, reference: Tar
 
 
 def _cost(folder: Path) -> dict[str, Any]:
-    """What `export.target.target_cost` measures."""
+    """Return what `export.target.target_cost` measures."""
     command = [sys.executable, "-m", "export.target.target_cost", str(folder)]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     if ended.returncode:

@@ -68,7 +68,7 @@ class OngoingConversation:
         return len(self.ids) == self.begin
 
     def add(self, token: int, ends: set[int]) -> None:
-        """Take the next token; at a turn's end go on with the next, or set `ended`."""
+        """Take the next token; at a turn's end begin the next, or set `ended`."""
         self.ids.append(token)
         longest = self.limits.prompt if self.as_user else self.limits.answer
         full = len(self.ids) - self.begin >= longest or len(self.ids) >= self.limits.total

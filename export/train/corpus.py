@@ -49,7 +49,7 @@ class _Stored(msgspec.Struct):
 
 
 def is_corpus(path: Path) -> bool:
-    """Whether a file begins as a corpus does."""
+    """Return whether a file begins as a corpus does."""
     with path.open("rb") as file:
         return file.read(len(XZ)) == XZ
 

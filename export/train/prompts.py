@@ -117,7 +117,7 @@ class ChatFormat:
         return between + self._boundary.encode_between("", turn.text, "" if turn.goes_on else self._tail)
 
     def text(self, opening: str, written: list[int]) -> str:
-        """What a turn says that began with `opening` and went on with these tokens."""
+        """Return what a turn says that began with `opening` and went on with these tokens."""
         text: str = self._tokenizer.decode(self._ids(opening) + written, skip_special_tokens=True)
         return text
 

@@ -115,7 +115,7 @@ def train(options: TrainOptions, kind: Kind = MOA) -> Notes | None:
 
 
 def plan_conversations(options: TrainOptions) -> list[Conversation]:
-    """What the target is asked. Raises ValueError where there is no prompt."""
+    """Return what the target is asked. Raises ValueError where there is no prompt."""
     conversations = plan(
         read_prompts(options.prompts),
         limit=options.max_prompts,

@@ -85,7 +85,7 @@ def _converted(path: Path, key: str, value: Any) -> Any:
 
 
 def next_command(options: TrainOptions) -> str:
-    """What to run on a drafter that has been trained."""
+    """Return what to run on a drafter that has been trained."""
     name = options.target.name
     target = "" if name == DEFAULT_TARGET else f" --target {name}"
     return f"python -m export bundle --drafter {options.output_dir} --output-dir build/bundle{target}"

@@ -51,7 +51,7 @@ class Student(Protocol):
         """See MoA.adopt."""
 
     def trained(self) -> dict[str, Tensor]:
-        """What a drafter folder keeps."""
+        """Return what a drafter folder keeps."""
 
     def parameters(self) -> Iterator[nn.Parameter]: ...
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]: ...
@@ -85,7 +85,7 @@ Point = tuple[int, float, float]
 
 @dataclass(frozen=True)
 class Progress:
-    """loss, agreement: scalars where the drafter is; whoever reads them waits for that device."""
+    """loss, agreement: scalars on the drafter's device; reading them waits for it."""
 
     step: int
     steps: int
@@ -127,7 +127,7 @@ class Trainer:
         self.share = share  # each rank takes its own batch of every step
         self.step, self.steps = 0, len(self.plan) // share.size
         self._whole = True  # the optimisers are not in the middle of a step
-        self.curve: list[Point] = []  # kept with the checkpoint; whoever runs it adds to it
+        self.curve: list[Point] = []  # kept with the checkpoint; the training loop appends to it
         if checkpoint.is_file():
             self._restore()
 

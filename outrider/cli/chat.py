@@ -74,7 +74,7 @@ class Chat:
                 try:
                     await self._show(runtime.resume(unfinished))
                 except ValueError as error:
-                    self._output.tell(f"cannot go on with the answer that was cut off: {error}")
+                    self._output.tell(f"cannot continue the answer that was cut off: {error}")
             while typed := await self._typed():
                 command, text = typed
                 if not command:
@@ -195,12 +195,12 @@ class Chat:
             case "bye":
                 return False
             case _:
-                self._output.tell(f"there is no command /{command}; /help lists them")
+                self._output.tell(f"unknown command /{command}; /help lists all")
         return True
 
     @property
     def _instructions(self) -> int:
-        """How many messages instruct the model, at the beginning."""
+        """Return how many messages instruct the model, at the beginning."""
         return int(bool(self._messages) and self._messages[0]["role"] == "system")
 
     async def _instruct(self, text: str) -> None:
@@ -253,7 +253,7 @@ class Chat:
     async def _offline(self, wanted: str) -> None:
         """Write on this device alone, or have the verifier write again."""
         if not self._has_verifier:
-            self._output.note("there is no verifier: this device writes alone")
+            self._output.note("no verifier: everything is written on this device, unverified")
         elif wanted == "on":
             if self._alone is None:  # with the same engine; the link stays up beside it
                 options = replace(self._options.runtime(), engine=self._linked.drafter.engine)

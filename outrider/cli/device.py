@@ -41,11 +41,11 @@ def main(argv: Sequence[str] | None = None, prog: str = "outrider") -> int:
     options = parse(argv, prog)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a code page without a letter of the answer is no reason to end it
+            stream.reconfigure(errors="replace")  # a code page that lacks a letter of the answer must not end it
     try:
         check_text(options)
         return run(options)
-    except BrokenPipeError:  # whoever read the answer has gone; Python would complain again at its exit
+    except BrokenPipeError:  # the reader has gone; Python would complain again at its exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except EXPECTED as error:
@@ -104,7 +104,7 @@ def _default_bundle() -> Bundle:
 
 
 def _listen(options: ServeOptions) -> list[socket.socket]:
-    """Take the port, and outlive whoever started it. Raises CommandError."""
+    """Take the port, and outlive the terminal. Raises CommandError."""
     if not is_loopback(options.host) and not options.api_key:
         raise CommandError(f"{options.host} is open to other machines; give --api-key too, or serve on 127.0.0.1")
     if hasattr(signal, "SIGHUP") and not (sys.stdin and sys.stdin.isatty()):  # a terminal that closes ends it

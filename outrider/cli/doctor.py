@@ -205,7 +205,7 @@ async def look_at_address(server: str, ca_file: Path | None) -> Finding:
     writer.close()
     kind = "TLS" if secure else "plain text"
     if in_clear_text(server):
-        text = f"{host}:{port} connects, and whoever is on the way can read the conversation"
+        text = f"{host}:{port} connects, but anyone on the network path can read the conversation"
         return Finding("address", "warning", text, "ask the operator for a wss:// address")
     return good("address", f"{host}:{port} connects in {1000 * took:.0f} ms, {kind}", connect_ms=round(1000 * took, 1))
 
@@ -261,7 +261,7 @@ async def _others(server: str, hello: Hello, token: str | None, ca_file: Path | 
         try:
             event = await asyncio.wait_for(events.get(), LOOK_SECONDS)
         except TimeoutError:
-            return ""  # what is slow is told elsewhere
+            return ""  # slowness is reported elsewhere
         finally:
             task.cancel()
         if isinstance(event, LinkDown) and event.refused:
@@ -270,7 +270,7 @@ async def _others(server: str, hello: Hello, token: str | None, ca_file: Path | 
 
 
 async def _plain_text_to_tls(server: str) -> Finding | None:
-    """What to say where `server` is asked in plain text and its port speaks TLS."""
+    """Return what to say where `server` is asked in plain text and its port speaks TLS."""
     parts = urlsplit(verifier_url(server))
     if parts.scheme != "ws":
         return None

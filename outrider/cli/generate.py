@@ -26,7 +26,7 @@ OFFLINE = "offline: all text below was written on this device and is unverified"
 
 def prompt_of(parts: Sequence[str]) -> str:
     """The question; what standard input holds stands in paragraphs of its own. It is read only where "-" asks for it: a
-    loop around this command may want it, and a pipe that nobody closes would never end."""
+    loop around this command may want it, and an open pipe would never end."""
     if "-" not in parts:
         return " ".join(parts)
     place = parts.index("-")

@@ -1,4 +1,4 @@
-"""A chat in a file, so that a killed terminal can go on with it."""
+"""A chat in a file, so that it survives a killed terminal."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Journal:
 
     @property
     def due(self) -> bool:
-        """Whether an answer on its way should be saved again."""
+        """Return whether an answer on its way should be saved again."""
         return self._path is not None and time.monotonic() >= self._written + JOURNAL_SECONDS
 
     def keep(self, messages: list[dict[str, str]], record: dict[str, Any] | None) -> None:
@@ -121,7 +121,7 @@ class Journal:
 
 def _replace(path: Path, messages: list[dict[str, str]], record: dict[str, Any] | None) -> None:
     """Write `path` anew, readable by its owner alone, in one step. Raises OSError, and leaves what stood there."""
-    # a name that nobody can guess and a file that is made here: in a shared folder others may have put a link there
+    # a name that cannot be guessed and a file that is made here: in a shared folder others may have put a link there
     handle, aside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:

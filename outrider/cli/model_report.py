@@ -35,7 +35,7 @@ class ModelFacts:
 
 
 def look_at_model(name: str) -> list[Finding]:
-    """What can be said of the target that a command names so."""
+    """Return what can be said of the target that a command names so."""
     try:
         source = TargetSource.resolve(name)
         if source.prepared:

@@ -61,7 +61,7 @@ class Model:
         return sum(each.st_size for each in self.files())
 
     def named(self, word: str) -> bool:
-        """Whether a user may mean it by `word`: its model's name, its folder's, or the beginning of its hash."""
+        """Return whether a user may mean it by `word`: its model's name, its folder's, or the beginning of its hash."""
         return word in (self.name, self.path.name) or (len(word) >= 4 and self.hash.startswith(word))
 
 
@@ -154,7 +154,7 @@ def remove(words: Sequence[str], *, ask: bool) -> None:
     size = _megabytes(frees(chosen.values()))
     if ask:
         if not (sys.stdin and sys.stdin.isatty()):
-            raise CommandError("there is nobody to ask; add --yes to remove this")
+            raise CommandError("no terminal to ask for confirmation; add --yes to remove this")
         try:
             agreed = input(f"remove this and free {size}? [y/N] ").strip().lower() in ("y", "yes")
         except EOFError:  # Ctrl-D
@@ -209,7 +209,7 @@ def main(argv: Sequence[str]) -> int:
         else:
             show([*installed(), *cached()], as_json=options.json)
         sys.stdout.flush()
-    except BrokenPipeError:  # whoever read the list has gone; Python would complain again at its exit
+    except BrokenPipeError:  # the reader has gone; Python would complain again at its exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as error:

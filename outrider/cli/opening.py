@@ -16,7 +16,7 @@ class CommandError(RuntimeError):
 
 
 def open_server(options: WritingOptions, bundle: Bundle) -> AbstractContextManager[str | LinkMaker | None]:
-    """What --server or --local names; entered, it answers. Raises CommandError."""
+    """Return what --server or --local names; entered, it answers. Raises CommandError."""
     if not options.in_process:
         return nullcontext(options.server)
     try:

@@ -97,7 +97,7 @@ class WritingOptions(DeviceOptions):
     offline: Literal["sentence", "continue", "pause"] = _flag(
         "sentence",
         "without a link: let the understudy write to the end, and where there is none the drafter to the end of its "
-        "sentence; write to the end, whoever writes; or pause where the writer becomes unsure",
+        "sentence; write to the end; or pause when the writer becomes unsure",
         choices=("sentence", "continue", "pause"),
     )
     understudy: Literal["cold", "warm", "off"] = _flag(
@@ -109,7 +109,7 @@ class WritingOptions(DeviceOptions):
 
     @property
     def in_process(self) -> bool:
-        """Whether the full model runs in this process: for --local, and where nothing says where it is."""
+        """Return whether the full model runs in this process: for --local, and where nothing says where it is."""
         nothing = self.bundle is None and self.server is None and self.policy != "device-only"
         return self.local or nothing
 
@@ -163,7 +163,7 @@ class GenerateOptions(SamplingOptions, WritingOptions):
 @dataclass(frozen=True, kw_only=True)
 class ChatOptions(SamplingOptions, WritingOptions):
     journal: Path | None = _flag(  # noqa: RUF009 - a Path is immutable
-        None, "keep the chat there, and go on with it, even in mid-answer", "FILE", file_to_write
+        None, "keep the chat there and continue it, even in mid-answer", "FILE", file_to_write
     )
 
 

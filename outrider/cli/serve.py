@@ -3,7 +3,7 @@
 Requests are answered one at a time. Content is verified text; what the device wrote offline travels in the extension
 field `outrider` = {"state", "provisional"} of a chunk. If an answer ends without the verifier it becomes content
 (`unverified="end"`), marked {"unverified": true}. What the verifier refuses for good is refused here with its reason;
-an unfinished answer that waited for it in vain is an error too. Web pages are refused unless their Origin is allowed;
+an unfinished answer that timed out waiting for it is an error too. Pages are refused unless their Origin is allowed;
 those that are get what browsers ask for (CORS).
 """
 
@@ -347,7 +347,7 @@ class DeviceServer(uvicorn.Server):
         self._ending: asyncio.Task[None] | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """See uvicorn. Whoever reads the greeting is answered."""
+        """See uvicorn. Once the greeting is printed, requests are answered."""
         await super().startup(sockets)
         print(self._greeting, file=sys.stderr, flush=True)
 

@@ -99,7 +99,7 @@ class Screen:
         return full
 
     def rest(self) -> Text:
-        """What is not printed for good: verified text plain, provisional text yellow and underlined."""
+        """Return what is not printed for good: verified text plain, provisional text yellow and underlined."""
         text = Text(printable(self.last.verified)[self._settled :])
         text.append(printable(self.last.provisional), style="yellow underline")
         return text
@@ -203,7 +203,7 @@ async def show_answer(
 def _canvas(
     runtime: EdgeRuntime, console: Console | None, local: bool
 ) -> contextlib.AbstractAsyncContextManager[Callable[[Event], None]]:
-    """What draws events while it is entered."""
+    """Return what draws events while it is entered."""
     if console is None:
         return contextlib.nullcontext(lambda event: None)
     return _drawn(Screen(runtime, local), console) if console.is_terminal else _written(console)

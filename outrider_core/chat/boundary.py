@@ -20,7 +20,7 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer
 
-#: characters of which one that nobody wrote is the mark: for private use, so no template or tokenizer changes them
+#: characters of which one that the text lacks is the mark: for private use, so no template or tokenizer changes them
 MARKS = range(0xE000, 0xF900)
 #: encloses the names that tokens have meanwhile; not one of MARKS
 EDGE = "\ufdd0"
@@ -47,7 +47,7 @@ class ChatBoundary:
         self._everyone, self._assistant = _Tokens(special | written, normalize), _Tokens(special, normalize)
 
     def encode(self, messages: Messages, render: Callable[[Messages], str]) -> list[int]:
-        """Token ids of a conversation as `render` writes it. Raises ValueError on a role that is no plain name."""
+        """Token ids of a conversation as `render` writes it. Raises ValueError on a role that is not a plain name."""
         for message in messages:
             role = message.get("role")
             if not isinstance(role, str) or not ROLE.fullmatch(role):
@@ -75,7 +75,7 @@ class ChatBoundary:
         raise ValueError("the conversation uses every character of the private use area; leave some out")
 
     def _encode_marked(self, text: str, mark: str) -> list[int]:
-        """What is marked is plain text; every other occurrence of a token's text is the token."""
+        """Return what is marked is plain text; every other occurrence of a token's text is the token."""
         plain, names, ids = self._plain
         text = self._everyone.pattern.sub(lambda found: names[found.group()], text).replace(mark, "")
         encoding = plain.encode(text, add_special_tokens=False)
@@ -107,7 +107,7 @@ class ChatBoundary:
 
     @cached_property
     def _plain(self) -> tuple[Tokenizer, dict[str, str], dict[int, int]]:
-        """The tokenizer with tokens under names that nobody can guess; the names; ids of names to ids of tokens."""
+        """The tokenizer with tokens under names that cannot be guessed; the names; ids of names to ids of tokens."""
         written = json.loads(self._tokenizer.to_str())
         for token in written["added_tokens"]:
             token["special"] = token["special"] or token["content"] in self._ids
@@ -174,7 +174,7 @@ class _Tokens:
         return mark.join(value[begin:end] for begin, end in zip([0, *ends], [*ends, len(value)], strict=True))
 
     def _places(self, value: str) -> set[int]:
-        """Where a mark breaks a token that stands in `value`, or that its end or begin may be a part of."""
+        """Return where a mark breaks a token that stands in `value`, or that its end or begin may be a part of."""
         places = {found.start() + 1 for found in self._everywhere.finditer(value)}
         for begin, end in {(0, len(value)), (len(value) - len(value.lstrip()), len(value.rstrip()))}:
             most = range(1, min(self._longest, end - begin + 1))

@@ -225,7 +225,7 @@ class Grammars:
         return ids
 
     def ends(self, matcher: GrammarMatcher, trial: Trial) -> bool:
-        """Whether the text may end here. Raises TooCostly."""
+        """Return whether the text may end here. Raises TooCostly."""
         words = matcher.allowed()
         trial.step(self.steps(words))
         return not matcher.error and len(_of(words, self._ends)) > 0

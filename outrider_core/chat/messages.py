@@ -144,7 +144,7 @@ def _content(message: ChatMessage) -> str:
 
 
 def _arguments(call: ToolCall, where: str) -> dict[str, Any]:
-    """The arguments of a call, without halves of characters. Raises MessageFault on what is no JSON object."""
+    """The arguments of a call, without halves of characters. Raises MessageFault on what is not a JSON object."""
     given = call.function.arguments
     if isinstance(given, dict):
         return given

@@ -89,7 +89,7 @@ class TooCostly(SchemaFault):
 class Trial:
     """What trying the schemas of one request may take. It counts steps, so that every replica refuses the same ones.
 
-    steps: taken so far. cancelled: whether nobody waits for it any more, looked at between walks.
+    steps: taken so far. cancelled: whether the result is no longer wanted, looked at between walks.
     """
 
     def __init__(self, cancelled: Callable[[], bool] = lambda: False) -> None:
@@ -124,7 +124,7 @@ class Pattern(Protocol):
         """Some strings that have it; fewer, or none, where they are long."""
 
     def matches(self, text: str) -> bool:
-        """Whether `text` has it."""
+        """Return whether `text` has it."""
 
 
 def prepared(
@@ -144,7 +144,7 @@ def prepared(
 
 
 def pointed(root: dict[str, Any], reference: str) -> Any:
-    """What a reference within a schema leads to; None where it does not lead there by a path."""
+    """Return what a reference within a schema leads to; None where it does not lead there by a path."""
     if reference == "#":
         return root
     if not reference.startswith("#/"):
@@ -407,12 +407,12 @@ class _Shape:
         return self._targets[reference]
 
     def _endless(self, schema: dict[str, Any]) -> bool:
-        """Whether it refers to what has no end, as far as `self._ends` shows."""
+        """Return whether it refers to what has no end, as far as `self._ends` shows."""
         there = self._at(schema.get("$ref"))
         return there is not None and id(there) not in self._ends
 
     def _finite(self, schema: Any) -> bool:
-        """Whether some text obeys it, as far as references show, of which `self._ends` do."""
+        """Return whether some text obeys it, as far as references show, of which `self._ends` do."""
         self._trial.part()
         if not isinstance(schema, dict):
             return True

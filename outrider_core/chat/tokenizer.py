@@ -77,7 +77,7 @@ class ChatTokenizer:
             messages, tools = plain_messages(messages, tools, self._takes_results), ()
         if not tools:
             return self._boundary.encode(messages, self._rendered)
-        # the functions travel as the content of a message, so that their text is nobody's turn either
+        # the functions travel as the content of a message, so that their text cannot become a turn either
         carried = {"role": "tools", "content": list(tools)}
         return self._boundary.encode([*messages, carried], lambda all_: self._rendered(all_[:-1], all_[-1]["content"]))
 
@@ -89,7 +89,7 @@ class ChatTokenizer:
     def spelling(self, token: int) -> tuple[str, bytes]:
         """A token by itself: its text, and its UTF-8 bytes where the vocabulary shows them, else those of the text.
 
-        Bytes that are no character have a text of their own, such as `\\xe2`.
+        Bytes that are not a character have a text of their own, such as `\\xe2`.
         """
         piece = self.tokenizer.id_to_token(token) or ""
         if token in self.special_ids or token in self.tokenizer.get_added_tokens_decoder():
@@ -104,7 +104,7 @@ class ChatTokenizer:
 
     @cached_property
     def _byte_level(self) -> bool:
-        """Whether the vocabulary writes each byte as one character."""
+        """Return whether the vocabulary writes each byte as one character."""
         return '"ByteLevel"' in self.tokenizer.to_str()
 
     def _rendered(self, messages: Messages, tools: Sequence[dict[str, Any]] = ()) -> str:
@@ -127,7 +127,7 @@ class ChatTokenizer:
 
     @cached_property
     def _tags_results(self) -> bool:
-        """Whether the template itself writes results between tags that are no tokens, which content could hold too."""
+        """Whether the template itself writes results between tags that are not tokens, which content could hold too."""
         tagged = RESULT_TAG in self.template and self.tokenizer.token_to_id(RESULT_TAG) is None
         return tagged and (self._writes_tools or self._takes_results)
 
@@ -151,7 +151,7 @@ def open_chat_tokenizer(folder: Path) -> ChatTokenizer:
     path = folder / "tokenizer_config.json"
     settings = json.loads(path.read_bytes()) if path.is_file() else {}
     if not isinstance(settings, dict):
-        raise ValueError(f"{path} is no JSON object")
+        raise ValueError(f"{path} is not a JSON object")
     special = {name: text for name in TOKEN_NAMES if (text := token_text(settings.get(name)))}
     return ChatTokenizer(tokenizer, read_template(folder, settings), special)
 

@@ -86,7 +86,7 @@ def lark_of(rules: ToolRules, options: dict[str, Any]) -> str:
 
 
 def ends_with_call(text: str) -> bool:
-    """Whether an answer under such a grammar has called functions, and all of its calls are whole."""
+    """Return whether an answer under such a grammar has called functions, and all of its calls are whole."""
     return text.endswith(CALL_END)
 
 

@@ -2,7 +2,7 @@
 
 The functions are described at the end of the system's turn, calls stand in the assistant's turns as models write them
 (`outrider_core.chat.tool_grammar`), and a result is a turn of role `tool`. Where the template has no such turns it is a
-user's turn that holds nothing but `<tool_response>`: then nobody else's content may hold that tag, and JSON that
+user's turn that holds nothing but `<tool_response>`: then other content may not hold that tag, and JSON that
 escapes it encloses the result.
 """
 
@@ -44,12 +44,12 @@ Render = Callable[[Messages, Sequence[dict[str, Any]]], str]
 
 
 def uses_tools(messages: Messages, tools: Sequence[Any]) -> bool:
-    """Whether there is anything of tools to write."""
+    """Return whether there is anything of tools to write."""
     return bool(tools) or any(each["role"] == "tool" or each.get("tool_calls") for each in messages)
 
 
 def writes_tools(render: Render) -> bool:
-    """Whether a template writes functions, results, and calls in the form that answers have here."""
+    """Return whether a template writes functions, results, and calls in the form that answers have here."""
     try:
         text = render(_TRIED, [_PROBE])
     except Exception:  # templates raise what they like
@@ -59,7 +59,7 @@ def writes_tools(render: Render) -> bool:
 
 
 def takes_results(render: Render) -> bool:
-    """Whether a template writes turns of role `tool` that differ from a user's."""
+    """Return whether a template writes turns of role `tool` that differ from a user's."""
     tried: list[dict[str, Any]] = [
         _TRIED[0],
         {"role": "assistant", "content": "probe_c"},
@@ -74,7 +74,7 @@ def takes_results(render: Render) -> bool:
 
 
 def without_results(messages: Messages) -> list[dict[str, Any]]:
-    """For templates that write results as text into a user's turn: nobody's content holds the tag around them."""
+    """For templates that write results as text into a user's turn: no content holds the tag around them."""
     return [
         {**each, "content": _TAG.sub(r"&lt;\1", each["content"])}
         if each["role"] != "assistant" and isinstance(each.get("content"), str)

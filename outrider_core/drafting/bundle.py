@@ -23,7 +23,7 @@ MANIFEST = "manifest.json"
 #: of a bundle's understudy, which may be fetched later than the bundle
 UNDERSTUDY_FOLDER = "understudy"
 
-#: the server half, for whoever runs the target; the manifest does not list it, so an app may leave it out
+#: the server half, for a verifier; the manifest does not list it, so an app may leave it out
 SERVER_HALF_FILE = "encoder.safetensors"
 
 Positive = Annotated[int, Meta(ge=1)]
@@ -166,7 +166,7 @@ class Bundle:
         """Token ids of a conversation (`role`, `content`) up to where the assistant's next turn begins.
 
         tools, `tool_calls` of assistants and role `tool`: see `ChatTokenizer.encode_chat`. Content is text: what looks
-        like a special token in it is none. Raises ValueError on a role that is no plain
+        like a special token in it is not one. Raises ValueError on a role that is not a plain
         name, BundleError where the template fails.
         """
         try:
@@ -189,7 +189,7 @@ def open_bundle(folder: str | Path, *, verify: bool = True) -> Bundle:
     if manifest.null_row_file:
         needed.add(manifest.null_row_file)
     if missing := sorted(needed - manifest.files.keys()):
-        raise BundleError(f"{folder}/{MANIFEST} lists no {missing[0]}; export the bundle again")
+        raise BundleError(f"{folder}/{MANIFEST} does not list {missing[0]}; export the bundle again")
     if manifest.understudy:
         _check_name(folder, manifest.understudy.folder)
     for name, entry in manifest.files.items():

@@ -204,7 +204,7 @@ class Drafter:
         return logits
 
     def _kept(self, prefix: list[int]) -> int:
-        """How many tokens of `prefix` need not be read again; the last one's logits are needed in any case."""
+        """Return how many tokens of `prefix` need not be read again; the last one's logits are needed in any case."""
         return min(common_prefix(self.cached, prefix), len(prefix) - 1)
 
     def next_token(self, prefix: list[int], sampling: Sampling, rules: Rules | None = None) -> tuple[int, float]:
@@ -319,7 +319,7 @@ class Drafter:
     def _spare_rows(
         self, paths: Sequence[list[int]], scores: Sequence[float], most: int, depth: int, text: list[int]
     ) -> list[SpareRow]:
-        """What probably follows `text` and these paths, as far as that is worth a row of this engine."""
+        """Return what probably follows `text` and these paths, as far as that is worth a row of this engine."""
         return spare_rows(paths, scores, most, depth, partial(self._foretell, text), least_score(self.row_cost.value))
 
     def _foretell(self, text: list[int], path: list[int]) -> Guess | None:

@@ -24,7 +24,7 @@ LONGEST_RUN = 32
 class Way(NamedTuple):
     """How a text may go on. logits: float32 [draft_vocab], -inf for what is forbidden, perhaps everything.
 
-    guess: what the text's repetitions foretell, or what must come. run: tokens that must come, the first one guessed.
+    guess: what the text's repetitions predict, or what must come. run: tokens that must come, the first one guessed.
     """
 
     logits: NDArray[np.float32]
@@ -39,7 +39,7 @@ class Guide:
         self.rules, self._draft_ids, self._columns = rules, draft_ids, columns
 
     def way(self, text: Sequence[int], logits: NDArray[np.float32], guess: Guess | None) -> Way:
-        """How `text` goes on, where the drafter gives `logits` and the text's own repetitions a guess."""
+        """Return how `text` goes on, where the drafter gives `logits` and the text's own repetitions a guess."""
         self.rules.follow(text)
         change = self.rules.adjustment()
         ruled = logits.copy()

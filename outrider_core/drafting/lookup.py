@@ -93,7 +93,7 @@ class Lookup:
         self._text, self._next, self._earlier = [], {}, {}
 
     def guess(self, path: list[int]) -> Guess | None:
-        """What may follow the text and `path`, from the run that is the surest; or None."""
+        """Return what may follow the text and `path`, from the run that is the surest; or None."""
         best: Guess | None = None
         tail = (self._text[-LONGEST:] + path)[-LONGEST:]
         for length, rate in reversed(HIT_RATES.items()):

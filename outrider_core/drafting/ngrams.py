@@ -1,6 +1,6 @@
 """A small table of what usually follows one token, or two, in a target's own answers.
 
-Known where the text at hand foretells nothing, and looked up in microseconds: `python -m export ngrams` counts it,
+Used where the text itself predicts nothing, and looked up in microseconds: `python -m export ngrams` counts it,
 and it lies beside the drafter. Like any guess it can only cost speed.
 """
 
@@ -23,7 +23,7 @@ PARTS = 255
 
 
 class NgramsError(ValueError):
-    """A file is no such table. The message is one line."""
+    """A file is not such a table. The message is one line."""
 
 
 def run_key(before: int, last: int) -> int:

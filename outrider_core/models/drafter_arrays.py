@@ -70,7 +70,7 @@ def _array(entry: Mapping[str, Any]) -> NDArray[Any]:
 def hash_drafter(config: Any, raw: Mapping[str, bytes]) -> str:
     """Return 16 hex digits over a drafter's shapes and the bytes of its weights as they are stored.
 
-    The confidence temperature is left out: whoever finds a better one has the same drafter.
+    The confidence temperature is left out: a better one does not make another drafter.
     """
     shapes = {name: value for name, value in asdict(config).items() if name != "confidence_temperature"}
     digest = hashlib.sha256(json.dumps(shapes, sort_keys=True).encode())

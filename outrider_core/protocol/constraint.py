@@ -118,7 +118,7 @@ class Matcher(Protocol):
 
     @property
     def error(self) -> str:
-        """Why the text cannot go on, in words for people; "" while it can."""
+        """Return why the text cannot go on, in words for people; "" while it can."""
 
     def allowed(self) -> NDArray[np.uint32]:
         """Tokens that may come next, as `Adjustment.allowed`."""
@@ -134,7 +134,7 @@ class Matcher(Protocol):
 
 
 class Disobeyed(ValueError):
-    """No token goes on with a text under its constraint; the message says why."""
+    """No token may follow a text under its constraint; the message says why."""
 
 
 class Rules:
@@ -152,7 +152,7 @@ class Rules:
 
     @property
     def broken(self) -> str:
-        """Why nothing can be drawn any more, "" while something can."""
+        """Return why nothing can be drawn any more, "" while something can."""
         return self._matcher.error if self._matcher else ""
 
     def follow(self, tokens: Sequence[int]) -> None:
@@ -191,7 +191,7 @@ class Rules:
         return max(least, 32 * len(self._matcher.allowed()) if self._matcher else 0, 1 + max(self._bias, default=0))
 
     def adjustment(self) -> Adjustment:
-        """What the next draw changes."""
+        """Return what the next draw changes."""
         amounts, constraint = dict(self._bias), self.constraint
         if constraint.frequency_penalty or constraint.presence_penalty:
             for token, count in self._counts.items():

@@ -19,7 +19,7 @@ class CostCurve:
     seconds: tuple[float, ...]
 
     def at(self, tokens: float) -> float:
-        """Seconds of a step of so many tokens; beyond the last point the last line goes on."""
+        """Return the seconds of a step of `tokens` tokens; beyond the last point the curve is extrapolated linearly."""
         if tokens <= self.tokens[0] or len(self.tokens) == 1:
             return self.seconds[0]
         right = min(bisect_left(self.tokens, tokens), len(self.tokens) - 1)

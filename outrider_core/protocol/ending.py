@@ -6,14 +6,14 @@ from enum import StrEnum
 
 
 class FinishReason(StrEnum):
-    """Why an answer ended. Text that nobody verified is marked as such, however the answer ended."""
+    """Why an answer ended. Unverified text is marked as such, however the answer ended."""
 
     STOP = "stop"  #: its own end, or a stop string
     LENGTH = "length"  #: it is as long as it may be, or the device's drafter only repeated itself
     TOOL_CALLS = "tool_calls"  #: its own end, and it calls functions
-    CANCELLED = "cancelled"  #: whoever asked gave it up
-    REFUSED = "refused"  #: nobody will write it: the verifier, or the device alone, refused the request for good
-    UNREACHABLE = "unreachable"  #: the verifier was waited for in vain, and the text is not complete
+    CANCELLED = "cancelled"  #: the client gave it up
+    REFUSED = "refused"  #: the verifier, or the device alone, refused the request permanently
+    UNREACHABLE = "unreachable"  #: the verifier did not return in time, and the text is incomplete
     FAILED = "failed"  #: an engine failed
 
 

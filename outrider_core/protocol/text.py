@@ -53,7 +53,7 @@ class Detokeniser:
         return piece
 
     def flush(self) -> str:
-        """What is left at the end of the answer. Bytes that never became a character are dropped."""
+        """Return what is left at the end of the answer. Bytes that never became a character are dropped."""
         return self._decode(self._context + self._pending).rstrip(REPLACEMENT)[self._sent :]
 
     def _cut(self, text: str) -> None:

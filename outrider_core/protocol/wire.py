@@ -67,7 +67,7 @@ class Hello(_Message, tag=1, frozen=True):
     target_hash: Hash  # outrider_core.models.target.Target.model_hash in the bundle
     drafter_hash: Hash
     client: Annotated[str, Meta(max_length=128)] = ""
-    arithmetic: Arithmetic = ""  # that an answer was begun in; only a verifier that computes so may go on with it
+    arithmetic: Arithmetic = ""  # that an answer was begun in; only a verifier with the same one may continue it
 
 
 class Welcome(_Message, tag=2, frozen=True):
@@ -86,12 +86,12 @@ class Welcome(_Message, tag=2, frozen=True):
     arithmetic: Arithmetic = ""
 
     def computes_in(self, arithmetic: str) -> bool:
-        """Whether it may go on with what was begun in `arithmetic`: yes where one of the two is unknown."""
+        """Return whether it may continue what was begun in `arithmetic`: yes if one of the two is unknown."""
         return not arithmetic or self.arithmetic in ("", arithmetic)
 
 
 def other_arithmetic(begun: str, here: str) -> str:
-    """Why a verifier that computes in `here` may not go on with an answer begun in `begun`, for people."""
+    """Say why a verifier that computes in `here` may not continue an answer begun in `begun`."""
     return (
         f"the answer was begun in {begun} arithmetic, and this verifier computes in {here}; "
         "another one at this address may go on with it"

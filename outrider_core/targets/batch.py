@@ -45,7 +45,7 @@ def group_parts(parts: Sequence[Part], idle_blocks: int) -> list[list[int]]:
     """Which parts run together: indices into `parts`, in the order of their extents.
 
     The weights are read once in a run, but it computes all blocks from its first part's to its last part's.
-    idle_blocks: how many blocks that are nobody's cost as much as another run.
+    idle_blocks: how many unused blocks cost as much as another run.
     """
     groups = list[list[int]]()
     for index in sorted(range(len(parts)), key=lambda index: parts[index].base):
@@ -101,7 +101,7 @@ def routes(
     """
     parts, padded, heads = len(counts), max(counts), np.arange(config.num_attention_heads)
     begins = np.cumsum(counts) - counts
-    part_of_block = np.zeros(blocks if parts > 1 else 1, np.int64)  # nobody's blocks are masked for the first part
+    part_of_block = np.zeros(blocks if parts > 1 else 1, np.int64)  # unused blocks are masked for the first part
     shares = np.zeros((parts, blocks), np.float64)
     blocks_of_part = np.empty((parts, max(span.count for span in spans)), np.int64)
     tokens = np.empty((parts, padded), np.int64)

@@ -55,7 +55,7 @@ class TargetBundle:
 
     @property
     def arithmetic(self) -> str:
-        """What decides its text beside the model: replicas that are to write the same one have the same.
+        """Return what decides its text beside the model: replicas that are to write the same one have the same.
 
         The digest is part of it, as weights that were calibrated on another kind of machine may be rounded otherwise.
         """
@@ -68,7 +68,7 @@ class TargetBundle:
 
     @property
     def products(self) -> Path:
-        """What `check_products` reads."""
+        """Return what `check_products` reads."""
         return self.folder / PRODUCTS_FILE
 
 

@@ -101,11 +101,11 @@ class TargetConfig:
 
     @property
     def score_scale(self) -> float:
-        """What products of queries and keys are multiplied by."""
+        """Return what products of queries and keys are multiplied by."""
         return self.attention_scale or self.head_dim**-0.5
 
     def query_factors(self, positions: int) -> NDArray[np.float32]:
-        """What queries at positions 0.. are multiplied by."""
+        """Return what queries at positions 0.. are multiplied by."""
         if not self.query_growth:
             return np.ones(positions, np.float32)
         trained = self.rope.options["original_max_position_embeddings"]

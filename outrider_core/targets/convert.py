@@ -127,7 +127,7 @@ def _write_calibrated(
 
 
 def _opens(folder: Path) -> bool:
-    """Whether an earlier call has left a whole bundle there; one that is damaged is removed."""
+    """Return whether an earlier call has left a whole bundle there; one that is damaged is removed."""
     if not (folder / MANIFEST_FILE).is_file():
         return False
     try:

@@ -68,7 +68,7 @@ _NAMES = {"embed_tokens": "token_embd", "norm": "output_norm", "lm_head": "outpu
 
 
 def gguf_name(name: str, family: Family) -> str:
-    """What GGUF files call a tensor of TargetConfig.tensors."""
+    """Return what GGUF files call a tensor of TargetConfig.tensors."""
     bare, suffix = (name[: -len(".bias")], ".bias") if name.endswith(".bias") else (name, ".weight")
     if bare in _NAMES:
         return _NAMES[bare] + suffix

@@ -162,7 +162,7 @@ class GgufFile:
 
 
 def is_gguf(path: Path) -> bool:
-    """Whether a file begins as GGUF files do, whatever it is called."""
+    """Return whether a file begins as GGUF files do, whatever it is called."""
     try:
         with path.open("rb") as file:
             return file.read(4) == MAGIC

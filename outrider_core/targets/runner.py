@@ -114,7 +114,7 @@ class OnnxRunner:
         return logits
 
     def _run_options(self, tokens: int) -> onnxruntime.RunOptions | None:
-        """How to run so many tokens: whether memory of larger runs is given back."""
+        """Return how to run so many tokens: whether memory of larger runs is given back."""
         if tokens > LARGE_TOKENS:
             self._small_runs = 0
         elif self._small_runs is not None:
@@ -125,7 +125,7 @@ class OnnxRunner:
         return None
 
     def _all_numbers(self, parts: Sequence[Part], logits: Floats) -> bool:
-        """Whether logits and the last layer's new rows, and so those of the layers before, are finite."""
+        """Return whether logits and the last layer's new rows, and so those of the layers before, are finite."""
         rows = [row for part in parts for row in range(part.base + part.past, part.base + part.past + len(part))]
         block, row = _places(rows)
         new = self._keys[-1][block, :, row], self._values[-1][block, :, row]

@@ -90,7 +90,7 @@ class TargetSource:
 
     @property
     def converted_folder(self) -> Path:
-        """Where an alias's GGUF file is converted to, for torch."""
+        """Return where an alias's GGUF file is converted to, for torch."""
         return cache_dir() / "targets" / self.name
 
     @property
@@ -99,7 +99,7 @@ class TargetSource:
         return eos_ids_of(self.path)
 
     def bundle_folder(self, bits: int = 8) -> Path:
-        """Where its target bundle of so many bits lies in the cache once it is made."""
+        """Return where its target bundle of so many bits lies in the cache once it is made."""
         kind = "" if bits == 8 else f"-{bits}bit"
         name = f"{Path(self.name).name}-{self.identity}-v{FORMAT_VERSION}{kind}"
         return cache_dir() / "target-bundles" / name
@@ -157,7 +157,7 @@ def eos_ids_of(folder: Path) -> tuple[int, ...]:
 
 
 def holds_conversion(folder: Path, identity: str | None = None) -> bool:
-    """Whether `folder` is whole and says that it was converted from the file of this identity (None: of any)."""
+    """Return whether `folder` is whole and says that it was converted from the file of this identity (None: of any)."""
     whole = all((folder / name).is_file() for name in ("config.json", "model.safetensors"))
     source = converted_from(folder) if whole else None
     return source is not None and identity in (None, source)

@@ -66,7 +66,7 @@ class UnderstudyDrafter(Protocol):
     def tree(
         self, understudy: Understudy, text: list[int], decoding: Decoding, cancelled: Callable[[], bool]
     ) -> TokenTree:
-        """What may follow `text`, whose last token is all that is not read; nothing once that is `cancelled`."""
+        """Return what may follow `text`, whose last token is all that is not read; nothing once that is `cancelled`."""
 
     def stepped(self, seconds: float) -> None:
         """The step with that tree took so long."""
@@ -208,7 +208,7 @@ class Understudy:
         return True
 
     def _guessed(self, text: list[int], decoding: Decoding, cancelled: Callable[[], bool]) -> TokenTree:
-        """What may follow; nothing, now and later, where guessing fails."""
+        """Return what may follow; nothing, now and later, where guessing fails."""
         assert self._drafter
         try:
             return self._drafter.tree(self, text, decoding, cancelled)
@@ -228,7 +228,7 @@ class Understudy:
         return time.perf_counter() - began
 
     def _goes_on_with(self, text: list[int]) -> bool:
-        """Whether `text` is read but for its last token at most; what was guessed of it is read already."""
+        """Return whether `text` is read but for its last token at most; what was guessed of it is read already."""
         guess = self._guess
         while guess and len(self._read) < len(text) and text[: len(self._read)] == self._read:
             child = guess.tree.child(guess.node, text[len(self._read)])
@@ -243,7 +243,7 @@ class Understudy:
     def agreed(
         self, text: list[int], base: int, decoding: Decoding, cancelled: Callable[[], bool] = lambda: False
     ) -> int | None:
-        """How many of the tokens from `base` on it would have written itself, up to the first that it would not.
+        """Return how many of the tokens from `base` on it would have written itself, up to the first that it would not.
 
         It has read all of them then, or as far as it agrees. None: given up, as it was `cancelled`.
         """
@@ -325,7 +325,7 @@ class Understudy:
             self._read, self._logits, self._guess = text[:same], None, None
 
     def _judged(self, logits: Floats, text: list[int], decoding: Decoding) -> NDArray[np.float32] | NDArray[np.float64]:
-        """What the token behind `text` is drawn from."""
+        """Return what the token behind `text` is drawn from."""
         answer = text[decoding.prompt_length :]
         penalties = repetitions(answer)
         if penalties and self._decode(answer).count(FENCE) % 2 == 0:

@@ -105,7 +105,7 @@ class SafetensorsWeights:
             raise BrokenTarget(f"{self._folder}: what {stored} is made of does not go together: {error}") from None
 
     def _parts(self, stored: str) -> dict[str, _Entry]:
-        """What a quantised tensor is made of, by the ends of the names; nothing of one that is not quantised."""
+        """Return what a quantised tensor is made of, by the ends of the names; nothing of one that is not quantised."""
         if self._quantisation is None or not stored.endswith(".weight"):
             return {}
         base, kinds = stored.removesuffix("weight"), self._quantisation
@@ -154,7 +154,7 @@ class _Entry:
 
 
 def _stored(name: str, family: Family) -> str:
-    """What folders call a tensor."""
+    """Return what folders call a tensor."""
     full = name if name.endswith(".bias") else f"{name}.weight"
     for part, stored in family.stored.items():
         full = full.replace(f".{part}.", f".{stored}.")
@@ -256,7 +256,7 @@ def _safetensors_file(path: Path) -> dict[str, _Entry]:
 
 
 def stored_formats(folder: Path) -> Counter[str]:
-    """How many numbers of a folder's safetensors files are stored in each format. Raises BrokenTarget."""
+    """Return how many numbers of a folder's safetensors files are stored in each format. Raises BrokenTarget."""
     formats = Counter[str]()
     for entry in _safetensors_entries(folder)[0].values():
         formats[entry.dtype] += math.prod(entry.shape)
@@ -264,7 +264,7 @@ def stored_formats(folder: Path) -> Counter[str]:
 
 
 def read_json(path: Path) -> Any:
-    """What a model folder's JSON file holds. Raises BrokenTarget."""
+    """Return what a model folder's JSON file holds. Raises BrokenTarget."""
     try:
         return json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:

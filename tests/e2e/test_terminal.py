@@ -472,7 +472,7 @@ def test_commands_of_a_chat(talk: Talk, tmp_path: Path) -> None:
     saved = tmp_path / "saved.json"
     said = talk("/help", "/system be brief", "", "w5", "/stats", "/nonsense", f"/save {saved}", "/bye", "w6")
     assert all(f"\n{command}" in said for command in COMMANDS if command != "/system TEXT")
-    assert "answers: 1, 4 tokens" in said and "there is no command /nonsense; /help lists them" in said
+    assert "answers: 1, 4 tokens" in said and "unknown command /nonsense; /help lists all" in said
     turns = json.loads(saved.read_text())["messages"]
     assert [turn["role"] for turn in turns] == ["system", "user", "assistant"] and turns[0]["content"] == "be brief"
     assert saved.stat().st_mode & 0o777 == 0o600

@@ -46,7 +46,7 @@ def test_missing_file(copied: Path, name: str) -> None:
 @pytest.mark.parametrize("name", FILES)
 def test_file_that_the_manifest_does_not_list(copied: Path, name: str) -> None:
     edit_manifest(copied, lambda m: m["files"].pop(name))
-    assert open_error(copied) == f"{copied}/{MANIFEST} lists no {name}; export the bundle again"
+    assert open_error(copied) == f"{copied}/{MANIFEST} does not list {name}; export the bundle again"
 
 
 def test_folder_without_a_manifest(copied: Path) -> None:

@@ -185,7 +185,7 @@ def test_large_weights_lie_in_a_file_of_their_own(
     engine = open_engine(open_bundle(moved), "onnx", threads=1)
     assert correlation(engine, half, [tree_inputs(half.config, 5, 7, 3)]) > 0.9
     edit_manifest(moved, lambda m: m["files"].pop(data))
-    assert open_error(moved) == f"{moved}/{MANIFEST} lists no {data}; export the bundle again"
+    assert open_error(moved) == f"{moved}/{MANIFEST} does not list {data}; export the bundle again"
 
 
 @pytest.mark.slow

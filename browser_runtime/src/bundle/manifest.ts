@@ -84,7 +84,7 @@ export function parseManifest(text: string): Manifest {
   if (!Array.isArray(manifest.eosIds) || !manifest.eosIds.length) throw broken("eos_ids");
   for (const name of neededFiles(manifest)) {
     const entry = manifest.files?.[name];
-    if (!entry) throw new BundleError(`${MANIFEST} lists no ${name}; export the bundle again`);
+    if (!entry) throw new BundleError(`${MANIFEST} does not list ${name}; export the bundle again`);
     checkEntry(name, entry);
   }
   return manifest;

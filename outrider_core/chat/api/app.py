@@ -46,7 +46,7 @@ MAX_BODY = 1 << 20
 BODY_SECONDS = 30.0
 #: for so long may a stream wait for its first token, so that a refusal has a status of its own
 BEGIN_SECONDS = 5.0
-#: header that names fields which nobody reads
+#: header that names ignored fields
 IGNORED = "x-outrider-ignored"
 STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}  # else proxies may hold events back
 

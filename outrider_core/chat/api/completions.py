@@ -71,7 +71,7 @@ class CompletionRequest(Fields, kw_only=True):
         if not prompt:
             raise ApiError(400, "the prompt is empty", "prompt", "invalid_value")
         if self.echo and self.logprobs is not None:
-            raise ApiError(400, "log probabilities are told of drawn tokens only: leave out echo", "echo")
+            raise ApiError(400, "log probabilities are available for drawn tokens only: leave out echo", "echo")
 
 
 def parse_completion(body: bytes) -> CompletionRequest:

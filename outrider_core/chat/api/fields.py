@@ -1,7 +1,7 @@
 """The fields that all calls share, and how a body is read: what cannot be is refused by name, what is unknown named.
 
 The verifier (`cloud.server.openai`) and the device's own endpoint (`outrider.cli.serve`) both take them. Fields that
-would change the output and are not supported are refused; others that nobody reads are named in a header of the reply.
+would change the output and are not supported are refused; ignored ones are named in a header of the reply.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class ApiRequest(Protocol):
 
     choices: answers to write, one after another. conversation: messages as chat templates take them; None:
     `plain_prompt` stands for itself, as text or token ids. top: log probabilities to tell of each token beside its
-    own; None: of none. ignored: names of what the client has sent and nobody reads.
+    own; None: of none. ignored: names of fields that the client has sent and that have no effect.
     """
 
     model: str
@@ -59,10 +59,10 @@ class ApiRequest(Protocol):
     def length(self) -> int | None: ...
 
     def sampling(self, choice: int = 0) -> Sampling:
-        """How to draw a choice."""
+        """Return how to draw a choice."""
 
     def constraint(self, begin: int, vocab_size: int) -> Constraint | None:
-        """What an answer whose first token has index `begin` is held to. Raises ApiError."""
+        """Return what an answer whose first token has index `begin` is held to. Raises ApiError."""
 
     def writer(self, model: str, fingerprint: str, prompt_tokens: int, prompt_text: Callable[[], str]) -> ReplyWriter:
         """Of the reply. prompt_text(): the prompt as text."""
@@ -182,12 +182,12 @@ class Fields(Struct, dict=True):
 
     @property
     def formed(self) -> bool:
-        """Whether an answer that calls nothing is JSON."""
+        """Return whether an answer that calls nothing is JSON."""
         return bool((self.response_format or {}).get("type", "text") != "text")
 
     @property
     def must_call(self) -> bool:
-        """Whether an answer is calls alone."""
+        """Return whether an answer is calls alone."""
         return self.tool_use is not None and self.tool_use.rules.required
 
     @property
@@ -198,7 +198,7 @@ class Fields(Struct, dict=True):
 
     @property
     def include_usage(self) -> bool:
-        """Whether a stream ends with a chunk of token counts."""
+        """Return whether a stream ends with a chunk of token counts."""
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
     @property

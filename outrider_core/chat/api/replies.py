@@ -168,7 +168,7 @@ class Usage:
 
     @property
     def extension(self) -> dict[str, int]:
-        """What is not OpenAI's."""
+        """Return what is not OpenAI's."""
         return {"drafted_tokens": self.drafted, "accepted_tokens": self.accepted}
 
     def body(self) -> dict[str, Any]:

@@ -87,7 +87,7 @@ def parse(body: bytes) -> ChatRequest:
 
 
 def check_messages(messages: Sequence[ChatMessage]) -> None:
-    """Raise ApiError where one cannot be, or answers a call that nobody made."""
+    """Raise ApiError where one cannot be, or answers a call that was not made."""
     made = dict[str, str]()
     for index, message in enumerate(messages):
         where = f"messages[{index}]"

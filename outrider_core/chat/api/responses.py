@@ -166,7 +166,7 @@ class ResponseRequest(Fields, kw_only=True):
         return messages
 
     def _echoed(self) -> dict[str, Any]:
-        """What a reply repeats of the request."""
+        """Return what a reply repeats of the request."""
         form = self.text.format if self.text and self.text.format else Format("text")
         shown = {key: value for key, value in msgspec.to_builtins(form).items() if value is not None}
         return {

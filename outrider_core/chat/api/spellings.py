@@ -79,14 +79,14 @@ HARMLESS = frozenset(
     )
 )
 HARMLESS_INSIDE = frozenset(("id", "status", "annotations", "logprobs", "refusal", "index", "include_obfuscation"))
-#: names that are told to a client at most, and what such a name may look like
+#: names that a reply lists at most, and what such a name may look like
 MOST_NAMES, NAME = 20, re.compile(r"[\w.\[\]-]{1,100}", re.ASCII)
 #: values looked at for such names, and for whether one says nothing, before the rest is left unread
 MOST_VALUES = 10_000
 
 
 def is_empty(value: Any) -> bool:
-    """Whether a value says nothing: null, or an object of nothing but that."""
+    """Return whether a value says nothing: null, or an object of nothing but that."""
     left, seen = [value], 0
     while left:
         one = left.pop()
@@ -168,7 +168,7 @@ def check_supported(fields: dict[str, Any], neutral: Mapping[str, tuple[Any, ...
 
 
 def ignored_names(fields: dict[str, Any], kind: type[msgspec.Struct], known: Mapping[str, Any]) -> tuple[str, ...]:
-    """Names of what the client has sent and nobody reads, for a header. known: further fields that somebody does."""
+    """Return the names of ignored fields, for a header. known: further fields that are read."""
     names = list[str]()
     form = fields.get("response_format")
     inside = [f"response_format.{name}" for name in form if name not in FORM] if isinstance(form, dict) else []
@@ -182,7 +182,7 @@ def ignored_names(fields: dict[str, Any], kind: type[msgspec.Struct], known: Map
 
 
 def _values(value: Any, type_: inspect.Type, path: str) -> Iterator[str]:
-    """For each value that is looked at: where it is, if nobody reads it, else ""."""
+    """For each value that is looked at: where it is, if it is ignored, else ""."""
     match type_:
         case inspect.UnionType(types=types):
             for each in types:
@@ -205,7 +205,7 @@ def _values(value: Any, type_: inspect.Type, path: str) -> Iterator[str]:
 
 
 def _holds_fields(type_: inspect.Type) -> bool:
-    """Whether a value of this type may have fields that somebody reads."""
+    """Return whether a value of this type may have fields that somebody reads."""
     match type_:
         case inspect.UnionType(types=types):
             return any(map(_holds_fields, types))

@@ -199,7 +199,7 @@ class CallReader:
 
     @property
     def inside(self) -> bool:
-        """Whether a call has begun and not ended."""
+        """Return whether a call has begun and not ended."""
         return self._inside
 
     def push(self, piece: str) -> list[str | CallDelta]:
@@ -216,7 +216,7 @@ class CallReader:
         return out
 
     def flush(self, cut: bool = False) -> list[str | CallDelta]:
-        """What is left where the answer ends, perhaps in the middle of a call; cut: by a limit of tokens.
+        """Return what is left where the answer ends, perhaps in the middle of a call; cut: by a limit of tokens.
 
         The beginning of a tag is no text, unless the answer ended with it by itself.
         """
@@ -266,7 +266,7 @@ class CallReader:
 
 
 def _whole(arguments: str) -> bool:
-    """Whether that is all of a call's arguments."""
+    """Return whether that is all of a call's arguments."""
     try:
         json.loads(arguments)
     except (ValueError, RecursionError):
