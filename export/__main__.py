@@ -201,7 +201,7 @@ COMMANDS = {
         run_bundle,
         "write the folder an app ships",
         "Export the drafter's device half for ONNX Runtime and ExecuTorch, compare it with the eager model "
-        "and put tokenizer, chat template and manifest beside it. After Ctrl-C the same command goes on.",
+        "and put tokenizer, chat template and manifest beside it. After Ctrl-C the same command continues.",
     ),
     "check": ExportCommand(
         CheckOptions,
@@ -221,9 +221,9 @@ COMMANDS = {
         TargetOptions,
         run_target,
         "make the copy of a target that a CPU serves",
-        "Lower a target (Llama, Qwen2, Qwen3, Mistral) to one exact ONNX graph: a folder that "
+        "Convert a target (docs/models.md lists the families) to one exact ONNX graph: a folder that "
         "`python -m cloud.verifier --model` and `export bundle --understudy` take, on this machine or another, with a "
-        "report on its size, speed and quality. No torch. After Ctrl-C the same command goes on.",
+        "report on its size, speed and quality. No torch. After Ctrl-C the same command continues.",
         TARGET_USAGE,
     ),
 }

@@ -41,7 +41,7 @@ examples:
   outrider chat                                talk with the default model in this terminal
   outrider generate "Why is the sky blue?"     answer one prompt
   outrider serve                               an OpenAI-style endpoint on http://127.0.0.1:8766/v1
-The first start makes what they need in the cache; --server HOST:PORT names a verifier elsewhere.
+The first start prepares the model in a cache. --server HOST:PORT uses a verifier elsewhere.
 
 usage: outrider COMMAND [OPTIONS]       outrider COMMAND --help shows the options of a command
        outrider --version

@@ -38,25 +38,24 @@ class DeviceOptions:
 
     bundle: Path | None = _flag(  # noqa: RUF009 - a Path is immutable
         None,
-        "folder that export wrote; default: the default model's in the cache, which chat, generate and serve make",
+        "bundle folder, as `outrider export bundle` writes it; default: the default model's, made at first use",
         read=Path,
     )
     server: str | None = _flag(
         None,
-        "host:port, ws://... or wss://... of a verifier; without one the full model runs in this process, and with "
-        "--bundle the device writes alone",
+        "verifier, as host:port, ws://... or wss://...; without it the full model runs in this process, or with "
+        "--bundle everything is written offline",
         exclusive=True,
     )
     token: str | None = _flag(
-        None, "for a verifier that asks for one; others on this machine do not see the variable", env="OUTRIDER_TOKEN"
+        None, "token for the verifier; other users of this machine cannot see the variable", env="OUTRIDER_TOKEN"
     )
     ca_file: Path | None = _flag(  # noqa: RUF009 - a Path is immutable
-        None, "PEM certificates to trust beside the system's", read=Path
+        None, "PEM file of certificates to trust in addition to the system's", read=Path
     )
     threads: int = _flag(
         0,
-        "threads of the drafter's engine, and with --local of the target as well: they take turns; "
-        "0 = all cores, for the target all but one (in 8 bits both of two)",
+        "CPU threads of the drafter, and with --local of the full model too; 0: as many as suit this machine",
         "N",
         at_least(0),
     )
@@ -68,42 +67,42 @@ class WritingOptions(DeviceOptions):
 
     local: bool = _flag(
         False,
-        "run the full model in this process too: no network; needs outrider[local] and takes the model's memory; "
-        "default where neither --bundle nor --server is given",
+        "run the full model in this process, without a network; needs outrider[local]; the default without --bundle "
+        "and --server",
         exclusive=True,
     )
     model: str | None = _flag(
-        None, "with --local: alias, Hugging Face id or folder of the target; default: the name in the bundle"
+        None, "with --local: the full model, as alias, Hugging Face id, folder or GGUF file; default: the bundle's"
     )
     drafter: Path | None = _flag(  # noqa: RUF009 - a Path is immutable
-        None, "with --local: its folder; default: the one under drafters/ with the bundle's hash", read=Path
+        None, "with --local: drafter folder; default: the one that the bundle was made from", read=Path
     )
     dtype: str | None = _flag(
         None,
-        "with --local: run the target in torch, in this number format; default: in 8 bits and without torch on a CPU",
+        "with --local: run the full model in torch, in this number format; default: in 8 bits, without torch",
         choices=("float32", "bfloat16", "float16", "float64"),
     )
     policy: Literal["prefer-cloud", "prefer-device", "cloud-only", "device-only"] = _flag(
         "prefer-cloud",
-        "prefer-cloud: the device writes where the verifier is silent; prefer-device: it writes at once and is "
-        "corrected; cloud-only: never; device-only: never contact a verifier",
+        "prefer-cloud: write offline only while the verifier is silent; prefer-device: write at once and be corrected; "
+        "cloud-only: never write offline; device-only: never contact a verifier",
         choices=("prefer-cloud", "prefer-device", "cloud-only", "device-only"),
     )
     on_return: Literal["repair", "keep"] = _flag(
         "repair",
-        "when the link is back: put right what the device wrote alone, or keep it as it is",
+        "when the link returns: replace offline text that the full model would not have written, or keep it",
         choices=("repair", "keep"),
     )
     offline: Literal["sentence", "continue", "pause"] = _flag(
         "sentence",
-        "without a link: let the understudy write to the end, and where there is none the drafter to the end of its "
-        "sentence; write to the end; or pause when the writer becomes unsure",
+        "without a link: sentence: the understudy writes to the end, the drafter alone to the end of its sentence; "
+        "continue: always to the end; pause: until the writer becomes unsure",
         choices=("sentence", "continue", "pause"),
     )
     understudy: Literal["cold", "warm", "off"] = _flag(
         "cold",
-        "the bundle's complete small model: cold: loaded when the verifier falls silent; warm: reads along, so that it "
-        "can write at once, and drafts where that is faster; off: the drafter alone writes",
+        "the bundle's complete small model: cold: loaded when the verifier falls silent; warm: always loaded, so that "
+        "it writes at once and drafts when that is faster; off: only the drafter writes",
         choices=("cold", "warm", "off"),
     )
 
@@ -125,8 +124,8 @@ class WritingOptions(DeviceOptions):
 class SamplingOptions:
     """How an answer is drawn, and how long it may be."""
 
-    max_tokens: int = _flag(256, "verified tokens of an answer, at most", "N", at_least(1))
-    temperature: float = _flag(0.0, "0 is greedy", read=float)
+    max_tokens: int = _flag(256, "most tokens of an answer", "N", at_least(1))
+    temperature: float = _flag(0.0, "0: greedy", read=float)
     top_k: int = _flag(0, "keep the likeliest K tokens; 0 keeps every token", read=int)
     top_p: float = _flag(1.0, "keep the likeliest tokens up to this probability", read=float)
     min_p: float = _flag(0.0, "drop tokens below this share of the likeliest one's", read=float)
@@ -149,10 +148,10 @@ class SamplingOptions:
 class GenerateOptions(SamplingOptions, WritingOptions):
     """prompt: the question in one or several parts, of which "-" stands for standard input."""
 
-    stop: tuple[str, ...] = _flag((), "text that ends an answer and is not part of it; may be given more than once")
+    stop: tuple[str, ...] = _flag((), "text that ends an answer and is not part of it; repeatable")
     give_up: float | None = _flag(
         None,
-        "end an answer where there was no connection to --server for so long; default: 300",
+        "end an answer after this long without a connection to --server; default: 300",
         "SECONDS",
         seconds,
     )
@@ -163,37 +162,37 @@ class GenerateOptions(SamplingOptions, WritingOptions):
 @dataclass(frozen=True, kw_only=True)
 class ChatOptions(SamplingOptions, WritingOptions):
     journal: Path | None = _flag(  # noqa: RUF009 - a Path is immutable
-        None, "keep the chat there and continue it, even in mid-answer", "FILE", file_to_write
+        None, "save the chat in this file and continue it from there, even in mid-answer", "FILE", file_to_write
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServeOptions(WritingOptions):
-    host: str = _flag("127.0.0.1", "beyond loopback: with --api-key alone")
+    host: str = _flag("127.0.0.1", "address to listen on; beyond loopback it needs --api-key")
     port: int = _flag(8766, "TCP port", read=port)
-    api_key: str = _flag("", "Bearer token that requests must carry", env="OUTRIDER_API_KEY")
+    api_key: str = _flag("", "bearer token that requests must carry", env="OUTRIDER_API_KEY")
     alias: tuple[str, ...] = _flag(
         (),
-        "further names of the model, such as gpt-4o for an app that has it built in; may be given more than once",
+        "another name for the model, such as gpt-4o for an app that has it built in; repeatable",
         "NAME",
     )
-    allow_origin: tuple[str, ...] = _flag((), "pages that may ask; may be given more than once", "URL")
+    allow_origin: tuple[str, ...] = _flag((), "web page origin that may send requests; repeatable", "URL")
     unverified: Literal["end", "never"] = _flag(
         "end",
-        "text that no verifier has seen: becomes content at the end of an answer that has to end without one, or "
-        "never; until then it travels beside the content, in the field `outrider`",
+        "offline text: end: becomes content if the answer ends without the verifier; never: it never does. Until then "
+        "it is in the reply's field `outrider`",
         choices=("end", "never"),
     )
-    no_lookup: bool = _flag(False, "draft without looking up this text and earlier conversations")
+    no_lookup: bool = _flag(False, "do not draft from repeated text and earlier conversations")
 
 
 @dataclass(frozen=True, kw_only=True)
 class DoctorOptions(DeviceOptions):
-    engine: str | None = _flag(None, "default: what is installed", choices=tuple(RUNTIMES))
-    json: bool = _flag(False, "print what was found as JSON")
+    engine: str | None = _flag(None, "engine of the drafter; default: whichever is installed", choices=tuple(RUNTIMES))
+    json: bool = _flag(False, "print the findings as JSON")
     model: str | None = _flag(
         None,
-        "look at a target alone, without loading it: an alias, a folder, a GGUF file or a Hugging Face id",
+        "examine only this model, without loading it: alias, folder, GGUF file or Hugging Face id",
         "MODEL",
     )
 
