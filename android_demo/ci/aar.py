@@ -30,7 +30,7 @@ coreLibraryDesugaringEnabled=false
 """
 #: group, name, version's key in Gradle's catalog, scope, type, optional
 DEPENDENCIES = (
-    ("org.jetbrains.kotlin", "kotlin-stdlib", "kotlin", "compile", "", False),
+    ("org.jetbrains.kotlin", "kotlin-stdlib", "kotlinStdlib", "compile", "", False),
     ("org.jetbrains.kotlinx", "kotlinx-coroutines-core", "coroutines", "compile", "", False),
     ("com.microsoft.onnxruntime", "onnxruntime-android", "onnxruntime", "runtime", "aar", False),
     ("org.pytorch", "executorch-android", "executorch", "runtime", "aar", True),

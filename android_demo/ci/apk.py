@@ -155,8 +155,9 @@ def shrink(
     flags = [argument for file in rules for argument in ("--pg-conf", file)]
     flags += [argument for file in beside for argument in ("--classpath", file)]
     command = [
-        "java", "-Xmx2g", "-cp", tools.r8, "com.android.tools.r8.R8", "--release", "--min-api", versions()["minSdk"],
-        "--lib", compiler.android, *flags, "--pg-map-output", output / "mapping.txt", "--output", output, packed, *jars,
+        core.java_program(), "-Xmx2g", "-cp", tools.r8, "com.android.tools.r8.R8", "--release",
+        "--min-api", versions()["minSdk"], "--lib", compiler.android, *flags,
+        "--pg-map-output", output / "mapping.txt", "--output", output, packed, *jars,
     ]  # fmt: skip
     made_of = hashlib.sha256(packed.read_bytes() + str(command).encode())
     for file in rules:

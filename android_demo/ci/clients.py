@@ -10,12 +10,15 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from android_demo.ci.pins import FetchError, Pin
+from android_demo.ci.pins import REPOSITORY, FetchError, Pin
+
+#: runs npm, with Node from the package index where the machine has none
+WITH_NODE = REPOSITORY / "browser_runtime" / "tools" / "with-node"
 
 
 def _npm(pin: Pin, folder: Path) -> None:
-    run(["npm", "pack", "--silent", "--cache", str(folder / ".npm"), "--pack-destination", str(folder),
-         f"{pin.name}@{pin.version}"])  # fmt: skip
+    run([str(WITH_NODE), sys.executable, "npm", "pack", "--silent", "--cache", str(folder / ".npm"),
+         "--pack-destination", str(folder), f"{pin.name}@{pin.version}"])  # fmt: skip
 
 
 def _pypi(pin: Pin, folder: Path) -> None:

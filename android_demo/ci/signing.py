@@ -77,7 +77,7 @@ def sign(apksigner: Path, unsigned: Path, signed: Path, key: Key) -> None:
     part = signed.with_name(f"{signed.name}.part")
     try:
         run(
-            ["java", "-jar", apksigner, "sign", "--ks", key.keystore, "--ks-key-alias", key.alias,
+            [core.java_program(), "-jar", apksigner, "sign", "--ks", key.keystore, "--ks-key-alias", key.alias,
              "--ks-pass", key.password, "--key-pass", key.key_password, "--min-sdk-version", core.versions()["minSdk"],
              "--v4-signing-enabled", "false", "--out", part, unsigned]
         )  # fmt: skip
@@ -93,4 +93,4 @@ def sign(apksigner: Path, unsigned: Path, signed: Path, key: Key) -> None:
 
 def verify(apksigner: Path, apk: Path) -> str:
     """What apksigner says of a signature that holds. Raises BuildError where it does not."""
-    return run(["java", "-jar", apksigner, "verify", "--verbose", "--print-certs", apk])
+    return run([core.java_program(), "-jar", apksigner, "verify", "--verbose", "--print-certs", apk])

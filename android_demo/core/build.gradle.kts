@@ -1,4 +1,5 @@
 import org.jetbrains.kotlin.gradle.dsl.JvmTarget
+import org.jetbrains.kotlin.gradle.dsl.KotlinVersion
 
 plugins {
     alias(libs.plugins.kotlin.jvm)
@@ -10,8 +11,12 @@ java {
 }
 
 kotlin {
+    coreLibrariesVersion = libs.versions.kotlinStdlib.get()
     compilerOptions {
         jvmTarget = JvmTarget.JVM_1_8
+        languageVersion = KotlinVersion.KOTLIN_2_1
+        apiVersion = KotlinVersion.KOTLIN_2_1
+        freeCompilerArgs.add("-Xsuppress-version-warnings")
         allWarningsAsErrors = true
     }
 }

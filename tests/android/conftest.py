@@ -11,14 +11,12 @@ import torch
 from android_demo.ci import app, core
 from android_demo.ci.engines import Libraries
 from cloud.torch_engine.process import VerifierProcess
-from export.bundle.bundle import write_bundle
-from export.bundle.bundle_options import BundleOptions
 from outrider_core.models.target import load_target
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.targets.source import TargetSource
-from tests.android.device import MAX_CONTEXT, verifier_of, words
+from tests.android.device import KOTLIN_TESTS, MAX_CONTEXT, tiny_folders, verifier_of, words
 from tests.android.phone import MAX_NEW, PROMPT
-from tests.tiny import plain_decode, save_tiny_drafter, save_tiny_target, tiny_model
+from tests.tiny import plain_decode, tiny_model
 
 HERE = Path(__file__).parent
 
@@ -28,6 +26,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if HERE in item.path.parents:
             item.add_marker("android")
             item.add_marker(pytest.mark.timeout(900))  # the first one may download and compile
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print how many Kotlin tests ran, as they are one test here."""
+    reports = terminalreporter.getreports("passed")
+    counts = [value for report in reports for name, value in report.user_properties if name == KOTLIN_TESTS]
+    if counts:
+        terminalreporter.write_line(f"Kotlin: {sum(map(int, counts))} passed, 0 failed")
 
 
 @pytest.fixture(scope="session")
@@ -44,19 +50,7 @@ def classpath(tools: core.Toolchain) -> list[Path]:
 @pytest.fixture(scope="session")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A tiny random target, a drafter of nearly all its tokens, and their bundle."""
-    root = tmp_path_factory.mktemp("tiny")
-    folders = {name: root / name for name in ("target", "drafter", "bundle")}
-    model = tiny_model(seed=5, dtype=torch.float32)
-    save_tiny_drafter(folders["drafter"], model, save_tiny_target(folders["target"], model), torch.arange(3, 199))
-    write_bundle(
-        BundleOptions(
-            target=TargetSource.resolve(str(folders["target"])),
-            drafter=folders["drafter"],
-            output_dir=folders["bundle"],
-            quant="fp32",
-        )
-    )
-    return folders
+    return tiny_folders(tmp_path_factory.mktemp("tiny"), tiny_model(seed=5, dtype=torch.float32))
 
 
 @pytest.fixture(scope="session")

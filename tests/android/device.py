@@ -11,14 +11,21 @@ from types import TracebackType
 from typing import Any
 
 import msgspec
+import torch
 
 from android_demo.ci import core
 from cloud.torch_engine.process import VerifierProcess
 from edge_runtime.session.timeouts import Patience
+from export.bundle.bundle import write_bundle
+from export.bundle.bundle_options import BundleOptions
 from outrider_core.protocol.sampling import Sampling
+from outrider_core.targets.source import TargetSource
+from tests.tiny import save_tiny_drafter, save_tiny_target
 
 PATIENCE = Patience(open=0.6, connect=0.3, silence=1.0, offline=60.0)
 MAX_CONTEXT = 120
+#: the property in which a test reports how many Kotlin tests passed in it
+KOTLIN_TESTS = "kotlin tests"
 #: seconds to wait for an event at most
 LONGEST = 120.0
 
@@ -142,6 +149,22 @@ class Device:
             if each:
                 await each(screen)
         return screen
+
+
+def tiny_folders(root: Path, model: Any, tokenizer: Any | None = None) -> dict[str, Path]:
+    """Write the model as a target, a random drafter for all tokens but the first three, and their bundle."""
+    folders = {name: root / name for name in ("target", "drafter", "bundle")}
+    target_hash = save_tiny_target(folders["target"], model, tokenizer)
+    save_tiny_drafter(folders["drafter"], model, target_hash, torch.arange(3, model.config.vocab_size))
+    write_bundle(
+        BundleOptions(
+            target=TargetSource.resolve(str(folders["target"])),
+            drafter=folders["drafter"],
+            output_dir=folders["bundle"],
+            quant="fp32",
+        )
+    )
+    return folders
 
 
 def verifier_of(folders: dict[str, Path], *arguments: str) -> VerifierProcess:

@@ -7,9 +7,11 @@ import json
 import subprocess
 import xml.etree.ElementTree as ElementTree
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from android_demo.ci import aar, apk, core, dex, native
 from android_demo.ci.engines import Libraries
@@ -18,12 +20,19 @@ from edge_runtime.options import RuntimeOptions
 from edge_runtime.runtime import EdgeRuntime
 from edge_runtime.session.policy import Policy
 from outrider_core.drafting.bundle import open_bundle
+from outrider_core.models.target import load_target
+from outrider_core.protocol.sampling import Sampling
+from outrider_core.targets.source import TargetSource
+from tests.android.device import MAX_CONTEXT, tiny_folders, verifier_of
+from tests.tiny import json_tokenizer, plain_decode, tiny_model
 
 CONSUMER = Path(__file__).with_name("consumer")
 MAIN = "com.example.consumer.MainKt"
 QUESTION = "Why is the sky blue?"
 POM = {"m": "http://maven.apache.org/POM/4.0.0"}
 VERSION = core.versions()
+#: parts of the lock: what apps are compiled with
+COMPILERS = ("kotlin-2.1", "kotlin-2.2", "core")
 
 
 @pytest.fixture(scope="module")
@@ -39,30 +48,32 @@ def opened(file: Path) -> Path:
     return file.parent / "opened"
 
 
-@pytest.fixture(scope="module")
-def consumer(tools: core.Toolchain, opened: Path) -> Path:
-    """The app's classes. It sees Android, the AAR and the POM's compile scope: no engine's library, no JDK."""
+@pytest.fixture(scope="module", params=COMPILERS)
+def consumer(request: pytest.FixtureRequest, opened: Path) -> tuple[core.Toolchain, Path]:
+    """An app's compiler and classes. It sees Android, the AAR and the POM's compile scope: no engine, no JDK."""
+    tools = core.Toolchain.fetched(request.param)
     seen = [opened / "classes.jar", tools.coroutines, tools.android]
-    return core.compile_kotlin(tools, CONSUMER, opened.parent / "consumer", seen, "-no-jdk")
+    return tools, core.compile_kotlin(tools, CONSUMER, opened.parent / request.param, seen, "-no-jdk")
 
 
 @pytest.fixture(scope="module", params=["as it is", "through R8"])
 def program(
-    request: pytest.FixtureRequest, tools: core.Toolchain, opened: Path, consumer: Path
+    request: pytest.FixtureRequest, opened: Path, consumer: tuple[core.Toolchain, Path]
 ) -> tuple[list[Path], tuple[str, ...]]:
     """A classpath with the app and options of the JVM: its classes and jars, or R8's dex of them turned back.
 
     R8 shrinks, optimises and renames with the AAR's own rules; of the app only `main` is kept.
     """
+    tools, classes = consumer
     jars = [opened / "classes.jar", *apk.jars_of(tools, Libraries.fetched(), apk.Kind())]
     if request.param == "as it is":
-        return [consumer, *jars], ()
+        return [classes, *jars], ()
     entry = opened.parent / "entry.pro"
     entry.write_text(f"-keep class {MAIN} {{ public static void main(java.lang.String[]); }}\n")
     rules = [opened / "proguard.txt", entry]
-    made = apk.shrink(apk.Tools.fetched(), tools, [consumer], jars, opened.parent / "dex", rules)
+    made = apk.shrink(apk.Tools.fetched(), tools, [classes], jars, opened.parent / f"dex-{classes.name}", rules)
     assert "dev.outrider.core.session.Session -> " in (made / "mapping.txt").read_text(), "R8 renamed nothing"
-    return [dex.to_classes(made / "classes.dex", opened.parent / "back.jar")], dex.JVM_OPTIONS
+    return [dex.to_classes(made / "classes.dex", made / "back.jar")], dex.JVM_OPTIONS
 
 
 def run(program: tuple[list[Path], tuple[str, ...]], options: list[str], *arguments: str) -> list[str]:
@@ -82,6 +93,33 @@ def a_frame() -> tuple[str, str]:
 def test_an_app_decodes_a_frame(program: tuple[list[Path], tuple[str, ...]]) -> None:
     frame, wanted = a_frame()
     assert run(program, [], frame) == [wanted]
+
+
+@pytest.fixture(scope="module")
+def spoken(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str, str]]:
+    """A bundle with a tokenizer that Kotlin reads, a verifier's address, and its target's answer to QUESTION."""
+    model = tiny_model(seed=5, vocab=320, dtype=torch.float32)
+    folders = tiny_folders(tmp_path_factory.mktemp("spoken"), model, json_tokenizer(320))
+    prompt = open_bundle(folders["bundle"]).render_chat([{"role": "user", "content": QUESTION}])
+    target = load_target(TargetSource.resolve(str(folders["target"])), "float64").model
+    wanted = plain_decode(target, prompt, Sampling(), 40, max_context=MAX_CONTEXT)
+    server = verifier_of(folders)
+    server.start()
+    server.wait_ready()
+    yield folders["bundle"], server.address, " ".join(map(str, wanted))
+    server.stop()
+
+
+@pytest.mark.skipif(native.unavailable() is not None, reason=str(native.unavailable()))
+def test_an_app_answers_by_a_verifier(
+    program: tuple[list[Path], tuple[str, ...]], spoken: tuple[Path, str, str]
+) -> None:
+    """ONNX Runtime drafts, a real verifier process decides: the text is plain decoding of the target."""
+    bundle, address, wanted = spoken
+    options = native.options(native.build(Libraries.fetched()))
+    lines = run(program, options, a_frame()[0], str(bundle), QUESTION, address)
+    assert len(wanted.split()) > 10
+    assert lines[1:] == [wanted]
 
 
 @pytest.mark.skipif(native.unavailable() is not None, reason=str(native.unavailable()))
@@ -109,8 +147,9 @@ def test_an_app_writes_alone_what_python_writes(program: tuple[list[Path], tuple
 def test_a_debug_build_takes_its_classes(tools: core.Toolchain, opened: Path, tmp_path: Path) -> None:
     """D8, without any rule: all classes as they are."""
     core.run(
-        ["java", "-Xmx1g", "-cp", apk.Tools.fetched().r8, "com.android.tools.r8.D8", "--min-api", VERSION["minSdk"],
-         "--lib", tools.android, "--classpath", tools.stdlib, "--classpath", tools.coroutines,
+        [core.java_program(), "-Xmx1g", "-cp", apk.Tools.fetched().r8, "com.android.tools.r8.D8",
+         "--min-api", VERSION["minSdk"], "--lib", tools.android,
+         "--classpath", tools.stdlib, "--classpath", tools.coroutines,
          "--classpath", Libraries.fetched().onnx_classes, "--classpath", Libraries.fetched().executorch_classes,
          "--output", tmp_path, opened / "classes.jar"]
     )  # fmt: skip
@@ -176,7 +215,7 @@ def test_a_maven_folder_resolves_it(file: Path, tmp_path: Path) -> None:
     compiled = [name for name, row in rows.items() if row.findtext("m:scope", "", POM) == "compile"]
     assert optional == [f"org.pytorch:executorch-android:{VERSION['executorch']}"]
     assert compiled == [
-        f"org.jetbrains.kotlin:kotlin-stdlib:{VERSION['kotlin']}",
+        f"org.jetbrains.kotlin:kotlin-stdlib:{VERSION['kotlinStdlib']}",
         f"org.jetbrains.kotlinx:kotlinx-coroutines-core:{VERSION['coroutines']}",
     ]
     assert set(rows) - {*optional, *compiled} == {

@@ -15,13 +15,13 @@ import pytest
 import outrider
 from android_demo.ci import aar, apk, apk_zip, app, core, engines
 from android_demo.ci.pins import REPOSITORY as ROOT
-from android_demo.ci.pins import read_pins
+from android_demo.ci.pins import needed_by, read_pins
 
 PROJECT = ROOT / "android_demo"
 ANDROID = "{http://schemas.android.com/apk/res/android}"
 MODULES = ("core", "engines", "app")
 CATALOG = tomllib.loads((PROJECT / "gradle" / "libs.versions.toml").read_text(encoding="utf-8"))
-PINS = {pin.name: pin for pin in read_pins()}
+PINS = {pin.name: pin for pin in needed_by("core", read_pins())}
 
 
 def script(module: str) -> str:
@@ -44,6 +44,13 @@ def test_catalog_has_no_dangling_or_unused_names() -> None:
 
 def test_compiler_and_coroutines_are_the_same(tools: core.Toolchain) -> None:
     assert CATALOG["versions"]["kotlin"] == PINS["kotlin-compiler"].version
+    level = CATALOG["versions"]["kotlinStdlib"].rpartition(".")[0]
+    for module in ("core", "engines"):  # what apps compile against
+        assert "coreLibrariesVersion = libs.versions.kotlinStdlib.get()" in script(module)
+        for setting in ("languageVersion", "apiVersion"):
+            assert f"{setting} = KotlinVersion.KOTLIN_{level.replace('.', '_')}" in script(module)
+    assert {"-language-version", "-api-version", level} <= set(core.library_flags("any"))
+    assert CATALOG["versions"]["kotlinStdlib"] == needed_by(f"kotlin-{level}", read_pins())[0].version
     assert PINS["junit5"].version.startswith(CATALOG["versions"]["junit"] + "-")
     marker = "META-INF/kotlinx_coroutines_core.version"
     with zipfile.ZipFile(tools.coroutines) as archive:
@@ -56,6 +63,18 @@ def test_onnx_runtime_is_the_same() -> None:
     for abi in apk.ABIS:
         assert version in (libraries.onnx_natives / abi / "libonnxruntime.so").read_bytes(), abi
     assert tuple(map(int, version.split(b"."))) < (1, 29), "from 1.29 on it sends telemetry unless told otherwise"
+
+
+def test_every_path_in_gradle_files_is_there() -> None:
+    """From the folder that Gradle resolves it in; `make` writes the bundle."""
+    pattern = r'"((?:\.\./)+[^"]+|(?:[\w-]+/)+[\w.-]+|[\w-]+\.(?:pro|kts?|toml|jar|xml))"'
+    found = {
+        ((PROJECT if name.startswith("../") else PROJECT / module) / name).resolve()
+        for module in (".", *MODULES)
+        for name in re.findall(pattern, script(module))
+    }
+    assert found == {core.VECTORS, core.BUNDLE.resolve(), *apk.RULES}
+    assert all(path.exists() for path in found - {core.BUNDLE.resolve()})
 
 
 def test_modules_and_their_sources_are_the_same() -> None:
@@ -122,6 +141,18 @@ def test_wrapper_names_a_distribution_by_its_hash() -> None:
     assert re.search(
         r"^distributionUrl=https\\://services\.gradle\.org/distributions/gradle-[\d.]+-bin\.zip$", text, re.M
     )
+
+
+def test_the_workflow_takes_the_wrappers_gradle() -> None:
+    """It has never run, and says so."""
+    workflow = (ROOT / ".github" / "workflows" / "android.yml").read_text(encoding="utf-8")
+    wrapper = (PROJECT / "gradle" / "wrapper" / "gradle-wrapper.properties").read_text(encoding="utf-8")
+    assert workflow.startswith("# Never run") and "name: android (never run)" in workflow
+    assert re.findall(r'GRADLE_VERSION: "([\d.]+)"', workflow) == re.findall(r"gradle-([\d.]+)-bin", wrapper)
+    assert set(re.findall(r"working-directory: (\S+)", workflow)) == {PROJECT.name}
+    assert f"{apk.PACKAGE}/.ChatActivity" in workflow
+    patterns = re.findall(r'"([\w./-]+?)(?:/\*\*)?"', re.findall(r"paths: \[(.*)\]", workflow)[0])
+    assert len(patterns) == 3 and all((ROOT / pattern).exists() for pattern in patterns)
 
 
 @pytest.mark.parametrize("name", ["dev/outrider/app", "dev/outrider/app/chat"])

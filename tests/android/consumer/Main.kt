@@ -13,14 +13,14 @@ import java.io.File
 import kotlinx.coroutines.flow.last
 import kotlinx.coroutines.runBlocking
 
-/** A frame in hexadecimal digits; and, where they are given, a bundle's folder and a question to answer without a server. */
+/** Arguments: a frame in hexadecimal digits; a bundle's folder and a question, if any; the verifier's address, if any. */
 fun main(arguments: Array<String>) {
     val frame = ByteArray(arguments[0].length / 2) { arguments[0].substring(2 * it, 2 * it + 2).toInt(16).toByte() }
     val message = decodeServer(frame)
     if (message is Opened) println("${message.stream} ${message.committed} ${message.cached}")
-    if (arguments.size == 3) {
+    if (arguments.size > 1) {
         val bundle = Bundle.open(File(arguments[1]))
-        val last: Event = EdgeRuntime(bundle, openEngine(bundle, threads = 1), null).use { runtime ->
+        val last: Event = EdgeRuntime(bundle, openEngine(bundle, threads = 1), arguments.getOrNull(3)).use { runtime ->
             runtime.start()
             runBlocking { runtime.generate(arguments[2], Request(maxNewTokens = 40)).last() }
         }

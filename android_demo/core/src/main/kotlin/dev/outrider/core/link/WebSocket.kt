@@ -12,6 +12,7 @@ import java.security.MessageDigest
 import java.security.SecureRandom
 import kotlin.experimental.xor
 import kotlin.io.encoding.Base64
+import kotlin.io.encoding.ExperimentalEncodingApi
 
 private const val TEXT = 1
 private const val BINARY = 2
@@ -46,6 +47,7 @@ class HandshakeRefused(val status: Int, val text: String, val page: Boolean) : I
  *
  * One thread receives, one thread sends. longest: bytes of a message that is accepted.
  */
+@OptIn(ExperimentalEncodingApi::class) // of Base64 in Kotlin 2.1
 internal class WebSocket(private val socket: Socket, private val longest: Int) {
     private val input: InputStream = BufferedInputStream(socket.getInputStream(), 1 shl 16)
     private val output = socket.getOutputStream()
