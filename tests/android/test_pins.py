@@ -78,8 +78,8 @@ def test_another_content_or_name_is_refused(tmp_path: Path, monkeypatch: pytest.
 
 def test_a_missing_client_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(FetchError, match="npm is not installed"):
-        fetch(PIN, tmp_path)
+    with pytest.raises(FetchError, match="apt-get is not installed"):
+        fetch(replace(PIN, origin="debian"), tmp_path)
 
 
 def packed(folder: Path, names: dict[str, bytes]) -> tuple[bytes, Pin]:
