@@ -88,8 +88,11 @@ async def converse(
     """Each connection of one device meets the next script; ends when all have run. told: what users are told."""
     manifest = json.loads((bundle / "manifest.json").read_text())
     left, errors, done = list(scripts), list[Exception](), asyncio.Event()
+    heard = 0 if told else len(scripts) + 1  # events that show that the device knows of the last script
 
     async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while heard <= len(scripts) - len(left):  # what an answer does not see yet is never told
+            await asyncio.sleep(0.01)
         script = left.pop(0) if left else None
         try:
             if script:
@@ -106,9 +109,10 @@ async def converse(
     device = Device(classpath, bundle, address, writer="CLOUD_ONLY", **settings)
     async with server, device:
         device.ask([1, 5, 6])
-        for text in told:
+        for text in ("", *told):
             while text not in (await device.hear()).get("detail", ""):
                 pass
+            heard += 1
         await asyncio.wait([asyncio.create_task(done.wait())], timeout=seconds)
         assert device.process
         device.process.kill()
