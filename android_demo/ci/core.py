@@ -49,12 +49,12 @@ class Toolchain:
     android: Path
 
     @classmethod
-    def fetched(cls, compiler: str = "core") -> Toolchain:
-        """From the cache, or fetched now. compiler: the part of the lock whose compiler and stdlib to take.
+    def fetched(cls, part: str = "core") -> Toolchain:
+        """From the cache, or fetched now. part: whose compiler and stdlib to take.
 
         Raises FetchError.
         """
-        folder = {**provided("core"), **provided(compiler)}
+        folder = {**provided("core"), **provided(part)}
         compiler = folder["kotlin-compiler"] / "package"
         lib = compiler / "lib"
         return cls(
