@@ -26,7 +26,7 @@ class Profile:
     """A link. rtt, jitter: ms, a round trip's mean and standard deviation; loss: % of packets; down, up: Mbit/s.
 
     outage: seconds of silence in every `period` seconds. half_open: an outage never ends for connections that were
-    open; whoever dials again gets through.
+    open; a new connection gets through.
     """
 
     name: str

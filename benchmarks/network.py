@@ -91,7 +91,7 @@ GOLDEN_RATIO = (1 + 5**0.5) / 2
 
 
 class _Pass(TypedDict, total=False):
-    """Keywords of whoever dials."""
+    """Keywords of a runtime that dials."""
 
     token: str
     ca_file: Path

@@ -49,7 +49,7 @@ def render(event: Event) -> Text:
 
 
 async def show(runtime: EdgeRuntime, events: AsyncGenerator[Event, None], chat: Chat, path: Path) -> None:
-    """Show one answer as it grows, and write down after every event what a later process needs to go on with it."""
+    """Show one answer as it grows, and write down after every event what a later process needs to continue it."""
     with Live(auto_refresh=False) as live:
         async for event in events:
             live.update(render(event), refresh=True)
@@ -85,7 +85,7 @@ async def talk(bundle: Path, server: str | None, path: Path, max_new_tokens: int
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--bundle", type=Path, default=Path("build/bundle"))
-    parser.add_argument("--server", help="of an `outrider verifier`; without one the drafter writes alone")
+    parser.add_argument("--server", help="of an `outrider verifier`; without one everything is written offline")
     parser.add_argument("--state", type=Path, default=Path("chat.json"), help="file that keeps the chat")
     parser.add_argument("--max-new-tokens", type=int, default=256)
     options = parser.parse_args()

@@ -8,7 +8,7 @@ question, so that a disturbance meets all of them. All write the same number of 
 ended before. "as plain" says of those who speculate how many of their texts are what they write themselves without.
 
 --bundle adds this project on a single device (`LocalVerifier`, the 8-bit engine): one token a step, the target's stream
-with what lookup foretells in it, trees only, and what the device chooses itself. These rows alone end where the text
+with lookup's guesses in it, trees only, and what the device chooses itself. These rows alone end where the text
 ends, and their first token counts as prompt.
 
 llama.cpp computes on the GGUF file that the default target is made from: 4-bit weights and 8-bit activations, so its

@@ -52,3 +52,49 @@ def test_pages_stay_short(name: str) -> None:
 
 def test_lines_of_the_design_fit_a_screen() -> None:
     assert max(map(len, (ROOT / "docs/design.md").read_text(encoding="utf-8").splitlines())) <= WIDTH
+
+
+#: turns of phrase that a reader has to decode, and what to write instead
+RIDDLES = {
+    r"\bforete(ll|lls|lling)\b|\bforetold\b": "predict",
+    r"(can|cannot) be had\b|\bto be had\b": "is available, is unavailable",
+    r"\bnobody is (asked|told)\b": "offline; silently",
+    r"\bgo(es)? on with\b": "continue",
+    r"\bfor ever\b": "indefinitely",
+    r"\bin vain\b": "name the time-out",
+    r"\bholds? nobody up\b": "never blocks",
+    r"(?<!there )\b(is|are) no (bundle|model|folder|tokens?|setting|number|page|JSON|UTF-8|Exception)\b": "is not a",
+}
+
+
+def product_files() -> list[Path]:
+    """Documents, and the sources of the product in three languages."""
+    sources = {
+        "py": ("outrider", "outrider_core", "edge_runtime", "cloud", "export", "android_demo"),
+        "kt": ("android_demo/core", "android_demo/app", "android_demo/client"),
+        "ts": ("browser_runtime/src", "browser_runtime/page"),
+    }
+    found = [path for path in documents() if path.parts[-2:] != ("lab", "notebook.md")]
+    for suffix, folders in sources.items():
+        for folder in folders:
+            paths = (ROOT / folder).rglob(f"*.{suffix}")
+            found += [path for path in paths if not {"node_modules", "test", "build"} & set(path.parts)]
+    return found
+
+
+def riddles(text: str) -> list[str]:
+    """Each turn of phrase in `text` that a reader has to decode, with what to write instead."""
+    flat = re.sub(r"\s+(?:[#*]|//)?\s*", " ", text)
+    return [
+        f"{flat[max(0, found.start() - 40) : found.end() + 20]!r}: {instead}"
+        for pattern, instead in RIDDLES.items()
+        for found in re.finditer(pattern, flat)
+    ]
+
+
+def test_sentences_need_no_decoding() -> None:
+    planted = "What the text foretells: the drafter goes on with it, and where it is no model nobody is told."
+    assert len(riddles(planted)) == 4
+    files = product_files()
+    assert len(files) > 400
+    assert [f"{path.relative_to(ROOT)}: {each}" for path in files for each in riddles(path.read_text("utf-8"))] == []

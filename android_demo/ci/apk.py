@@ -200,7 +200,7 @@ def assets(bundle: Path | None) -> Iterator[tuple[str, bytes]]:
     if bundle is None:
         return
     if not (bundle / "manifest.json").is_file():
-        raise BuildError(f"{bundle} is no bundle; write one with `make` or: python -m export bundle")
+        raise BuildError(f"{bundle} is not a bundle; write one with `make` or: python -m export bundle")
     text = (bundle / "manifest.json").read_bytes()
     yield "assets/bundle/manifest.json", text
     for name in json.loads(text)["files"]:

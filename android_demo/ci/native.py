@@ -93,7 +93,7 @@ def build_compat(tools: core.Toolchain) -> Path:
 
 
 def options(folder: Path) -> list[str]:
-    """What the JVM is told to find the natives in `folder`."""
+    """Return the JVM options by which it finds the natives in `folder`."""
     return [f"-Djava.library.path={folder}", f"-Donnxruntime.native.path={folder}"]
 
 

@@ -19,7 +19,7 @@ ORIGINS = ("npm", "pypi", "debian")
 
 
 class FetchError(RuntimeError):
-    """A pinned file cannot be had, or is not what the lock says. One line that says what to do."""
+    """A pinned file is unavailable, or differs from the lock. One line that says what to do."""
 
 
 @dataclass(frozen=True)

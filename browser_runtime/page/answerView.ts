@@ -10,7 +10,7 @@ export function showQuestion(text: string): void {
   scrollDown();
 }
 
-/** An answer while it grows: verified, provisional and withdrawn text are told apart by colour and shape. */
+/** An answer while it grows: verified, provisional and withdrawn text are distinguished by colour and shape. */
 export class AnswerView {
   readonly element = make("p", "turn assistant");
   private readonly verified = document.createTextNode("");

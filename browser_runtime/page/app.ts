@@ -124,7 +124,7 @@ async function ask(text: string): Promise<void> {
   });
 }
 
-/** Go on with the answer that was on its way when the page was closed. */
+/** Continue the answer that was on its way when the page was closed. */
 async function resume(): Promise<void> {
   const { pending } = conversations.present;
   if (pending && runtime) await follow(() => runtime!.resume(pending));

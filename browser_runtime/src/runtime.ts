@@ -49,7 +49,7 @@ export interface Options {
 /**
  * maxNewTokens, at least 1, counts verified tokens only. seed: the same gives the same text; left out or -1, one is drawn.
  *
- * Whoever writes is held to the options of `FormOptions`: no grammar library runs here, so under a responseFormat or tools
+ * All writers obey the options of `FormOptions`: no grammar library runs here, so under a responseFormat or tools
  * the target alone writes, and such an answer waits where there is no link.
  */
 export interface Request extends SamplingOptions, FormOptions {
@@ -65,7 +65,7 @@ export interface Request extends SamplingOptions, FormOptions {
  * cannot be used.
  */
 export class EdgeRuntime {
-  /** Why there is no connection; "" while there is one, none was tried yet or nobody is asked. */
+  /** Why there is no connection; "" while there is one, none was tried yet or none is contacted. */
   linkError = "";
   private readonly policy: Policy;
   private readonly patience: Patience;
@@ -106,7 +106,7 @@ export class EdgeRuntime {
     void this.link?.run();
   }
 
-  /** Bytes on the wire since the runtime began; null where nobody is asked. */
+  /** Bytes on the wire since the runtime began; null if no verifier is contacted. */
   get traffic(): Readonly<Traffic> | null {
     return this.link?.traffic ?? null;
   }
@@ -132,7 +132,7 @@ export class EdgeRuntime {
   }
 
   /**
-   * What `resume` needs to go on with the answer on its way; null where there is none.
+   * What `resume` needs to continue the answer on its way; null where there is none.
    *
    * Write it down after every event that matters to you: a page that is closed in mid-answer then loses nothing.
    */
@@ -171,7 +171,7 @@ export class EdgeRuntime {
     });
   }
 
-  /** Go on with an answer that `record` wrote down, perhaps in a page that was closed. Events as of `generate`. */
+  /** Continue an answer that `record` wrote down, perhaps in a page that was closed. Events as of `generate`. */
   resume(record: AnswerRecord): AsyncGenerator<Event> {
     checkRecord(record, this.bundle.manifest.targetHash);
     const { sampling, sessionId, constraint } = settingsOf(record);

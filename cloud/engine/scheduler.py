@@ -201,7 +201,7 @@ class Scheduler:
 
 
 def _rows_wanted(session: SessionRecord, tree: TokenTree | None) -> bool:
-    """Return whether feature rows are brought up to date: they are sent, or read by whoever drafts."""
+    """Return whether feature rows are brought up to date: they are sent, or read by a drafter."""
     request = session.round
     if session.opening is not None or request is None or request.is_drafted:
         return True

@@ -43,7 +43,7 @@ ROWS_CHUNK = 128
 @dataclass(frozen=True)
 class _Step:
     """The understudy's last one, behind the first `base` tokens of a text; it took `seconds`. trial: so many seconds
-    went into drafting a tree where none is worth it, to see what it brings; None: it was no trial."""
+    went into drafting a tree where none is worth it, to see what it brings; None: it was not a trial."""
 
     base: int
     tree: TokenTree = TokenTree()  # noqa: RUF009 - frozen

@@ -118,7 +118,7 @@ class Pace:
         """A streamed token came `gap` after the one before it. Tokens delayed by an outage are ignored.
 
         same_step: it came of one step with the one before, as where the verifier foresees what the text repeats.
-        beside: a tree for comparison was drafted meanwhile; what the step lost by that is no part of the gap.
+        beside: a tree for comparison was drafted meanwhile; what the step lost by that is not part of the gap.
         """
         self._ending, losing = None, 0.0
         self.written += 1

@@ -443,7 +443,7 @@ class _Shape:
         found = 1, _OBJECT + 4 * _longest_choice(schema) if schema.keys() & _OBJECTS else 0, inside
         if (there := self._at(schema.get("$ref"))) is not None:
             if id(there) not in self._widths:
-                self._widths[id(there)] = 1, 0, 0  # a recursive one is no way more
+                self._widths[id(there)] = 1, 0, 0  # a recursive one adds no way
                 self._widths[id(there)] = self._width(there)
             found = _both(found, self._widths[id(there)])
         for each in _listed(schema, "allOf"):

@@ -44,7 +44,7 @@ class _Path(NamedTuple):
 
 
 #: what may follow a path
-Foretell = Callable[[list[int]], Guess | None]
+Predict = Callable[[list[int]], Guess | None]
 
 
 def least_score(row_cost: float) -> float:
@@ -53,7 +53,7 @@ def least_score(row_cost: float) -> float:
 
 
 def spare_rows(
-    paths: Sequence[list[int]], scores: Sequence[float], most: int, depth: int, foretell: Foretell, least: float
+    paths: Sequence[list[int]], scores: Sequence[float], most: int, depth: int, predict: Predict, least: float
 ) -> list[SpareRow]:
     """What to run in `most` spare rows, what is likelier first, so that every row stands behind the one above it.
 
@@ -61,7 +61,7 @@ def spare_rows(
     depth: tokens at this level and below are not expanded. least: log-probability that a path must exceed.
     """
     rows = list[SpareRow]()
-    follow = partial(_next, depth=depth, foretell=foretell, least=least)
+    follow = partial(_next, depth=depth, predict=predict, least=least)
     waiting = [follow(path, score, row) for row, (path, score) in enumerate(zip(paths, scores, strict=True))]
     while len(rows) < most:
         best = max((each for each in waiting if each), key=lambda each: each.score, default=None)
@@ -74,9 +74,9 @@ def spare_rows(
     return rows
 
 
-def _next(path: list[int], score: float, above: int, depth: int, foretell: Foretell, least: float) -> _Path | None:
+def _next(path: list[int], score: float, above: int, depth: int, predict: Predict, least: float) -> _Path | None:
     """The row that may stand below row `above`, at the end of `path`."""
-    if len(path) + 1 >= depth or (guess := foretell(path)) is None:
+    if len(path) + 1 >= depth or (guess := predict(path)) is None:
         return None
     score += log(guess.rate)
     return _Path(score, guess.token, above, path) if score > least else None

@@ -94,7 +94,7 @@ def other_arithmetic(begun: str, here: str) -> str:
     """Say why a verifier that computes in `here` may not continue an answer begun in `begun`."""
     return (
         f"the answer was begun in {begun} arithmetic, and this verifier computes in {here}; "
-        "another one at this address may go on with it"
+        "another one at this address may continue it"
     )
 
 

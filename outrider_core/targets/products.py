@@ -22,8 +22,8 @@ def open_session(graph: str | bytes, threads: int = 0) -> onnxruntime.InferenceS
     """An ONNX file, or what it holds, on the CPU. threads: 0: all cores."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.log_severity_level = threads, 3
-    # While it opens, ONNX Runtime would look through all free buffers for one to use again, for a second or two and in
-    # vain, as shapes are open. Without, buffers come from the arena: as fast, and no larger
+    # While it opens, ONNX Runtime would look through all free buffers for one to use again, for a second or two and
+    # find none, as shapes are open. Without, buffers come from the arena: as fast, and no larger
     options.enable_mem_reuse = False
     # threads that wait for each other within a run spin; between runs the cores belong to others
     options.add_session_config_entry("session.force_spinning_stop", "1")

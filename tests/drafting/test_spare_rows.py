@@ -120,17 +120,17 @@ def test_rows_go_where_they_are_likeliest_to_come_true() -> None:
     chances = {(1,): Guess(5, 0.5), (1, 5): Guess(6, 0.5), (1, 5, 6): Guess(7, 0.2), (2,): Guess(8, 0.9)}
     paths, scores = [[1], [2], [3]], [log(0.5), log(0.2), log(0.2)]
 
-    def foretell(path: list[int]) -> Guess | None:
+    def predict(path: list[int]) -> Guess | None:
         return chances.get(tuple(path))
 
     least = least_score(0.0)
-    rows = spare_rows(paths, scores, 4, 9, foretell, least)
+    rows = spare_rows(paths, scores, 4, 9, predict, least)
     assert rows == [SpareRow(5, 0), SpareRow(8, 1), SpareRow(6, 3)]  # 7 is too unlikely
-    assert spare_rows(paths, scores, 2, 9, foretell, least) == rows[:2]
-    assert spare_rows(paths, scores, 4, 3, foretell, least) == rows[:2]
+    assert spare_rows(paths, scores, 2, 9, predict, least) == rows[:2]
+    assert spare_rows(paths, scores, 4, 3, predict, least) == rows[:2]
     assert spare_rows(paths, scores, -3, 9, lambda path: Guess(1, 0.9), least) == []
-    assert spare_rows(paths, scores, 4, 9, foretell, least_score(0.3)) == [SpareRow(5, 0)]
-    assert spare_rows(paths, scores, 4, 9, foretell, least_score(1.0)) == []
+    assert spare_rows(paths, scores, 4, 9, predict, least_score(0.3)) == [SpareRow(5, 0)]
+    assert spare_rows(paths, scores, 4, 9, predict, least_score(1.0)) == []
 
 
 @given(st.integers(0, 5), st.integers(1, 4), st.integers(0, 6), st.randoms(use_true_random=False))

@@ -301,7 +301,7 @@ def test_an_answer_of_another_model_in_the_journal_does_not_end_the_chat(talk: T
     journal = tmp_path / "chat.json"
     messages = [{"role": "user", "content": "w5"}]
     journal.write_text(json.dumps({"messages": messages, "answer": {"target": "another"}}))
-    assert "cannot go on with the answer that was cut off" in talk("w9", options=["--journal", str(journal)])
+    assert "cannot continue the answer that was cut off" in talk("w9", options=["--journal", str(journal)])
     kept = json.loads(journal.read_text())
     assert [m["role"] for m in kept["messages"]] == ["user", "user", "assistant"] and kept["answer"] is None
 

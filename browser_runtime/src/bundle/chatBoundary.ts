@@ -56,7 +56,7 @@ export class ChatBoundary {
     this.assistant = new Breaker(special, normalize);
   }
 
-  /** Token ids of a conversation as `render` writes it. Throws RangeError on a role that is no plain name. */
+  /** Token ids of a conversation as `render` writes it. Throws RangeError on a role that is not a plain name. */
   encode<Message extends { role: string }>(
     messages: readonly Message[],
     render: (messages: Message[]) => string,

@@ -50,7 +50,7 @@ export function takesResults(render: Render): boolean {
   return text.includes("probe_r") && text !== attempted(render, [...before, { role: "user", content: "probe_r" }], []);
 }
 
-/** Whether the template writes results between tags that are no tokens, which content could hold too. */
+/** Whether the template writes results between tags that are not tokens, which content could hold too. */
 export function tagsResults(template: string, tokens: readonly { content: string }[]): boolean {
   return template.includes(RESULT_TAG) && !tokens.some(({ content }) => content === RESULT_TAG);
 }

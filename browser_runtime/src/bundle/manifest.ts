@@ -52,7 +52,7 @@ export function parseManifest(text: string): Manifest {
   try {
     raw = JSON.parse(text);
   } catch {
-    throw new BundleError(`${MANIFEST} is no JSON: is this the address of a bundle?`);
+    throw new BundleError(`${MANIFEST} is not JSON: is this the address of a bundle?`);
   }
   const version = raw?.format_version;
   if (version !== FORMAT_VERSION) {
@@ -97,7 +97,7 @@ export function neededFiles(manifest: Manifest): string[] {
   return names.filter((name): name is string => name !== null);
 }
 
-/** Throws BundleError where `name` is no plain file name, or `entry` no hash and size. */
+/** Throws BundleError where `name` is not a plain file name, or `entry` no hash and size. */
 export function checkEntry(name: string, entry: FileEntry): void {
   const hash = typeof entry?.sha256 === "string" && /^[0-9a-f]{64}$/.test(entry.sha256);
   if (!isPlain(name) || !hash || !Number.isSafeInteger(entry.bytes)) throw broken(name);

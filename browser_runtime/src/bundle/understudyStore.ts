@@ -123,7 +123,7 @@ export function parseTarget(text: string): TargetManifest {
   try {
     raw = JSON.parse(text);
   } catch {
-    throw new BundleError(`the understudy's ${MANIFEST} is no JSON; copy it to the server again`);
+    throw new BundleError(`the understudy's ${MANIFEST} is not JSON; copy it to the server again`);
   }
   if (raw?.format_version !== FORMAT_VERSION) {
     throw new BundleError(

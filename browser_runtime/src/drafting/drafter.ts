@@ -335,11 +335,11 @@ export class Drafter {
     depth: number,
     text: readonly number[],
   ): SpareRow[] {
-    return spareRows(paths, scores, most, depth, leastScore(this.rowCost.value), path => this.foretell(text, path));
+    return spareRows(paths, scores, most, depth, leastScore(this.rowCost.value), path => this.predict(text, path));
   }
 
   /** What may follow `text` and `path`: lookup's guess, or what was likeliest behind this token the last time. */
-  private foretell(text: readonly number[], path: readonly number[]): Guess | null {
+  private predict(text: readonly number[], path: readonly number[]): Guess | null {
     const guess = this.lookup?.guess(path) ?? null;
     const token = this.likeliest.get((path.length ? path : text).at(-1)!);
     return token === undefined || (guess && guess.rate >= SEEN_RATE) ? guess : { token, rate: SEEN_RATE };

@@ -42,7 +42,7 @@ export function leastScore(rowCost: number): number {
  * What to run in `most` spare rows, what is likelier first, so that every row stands behind the one above it.
  *
  * paths, scores: tokens from below the root down to each node that the step expands, and their log-probabilities. depth:
- * tokens at this level and below are not expanded. least: log-probability that a path must exceed. foretell: what may follow
+ * tokens at this level and below are not expanded. least: log-probability that a path must exceed. predict: what may follow
  * a path.
  */
 export function spareRows(
@@ -51,12 +51,12 @@ export function spareRows(
   most: number,
   depth: number,
   least: number,
-  foretell: (path: readonly number[]) => Guess | null,
+  predict: (path: readonly number[]) => Guess | null,
 ): SpareRow[] {
   const rows: SpareRow[] = [];
   const waiting: WaitingRow[] = [];
   const wait = (path: readonly number[], above: number, row: number) => {
-    const guess = path.length + 1 < depth ? foretell(path) : null;
+    const guess = path.length + 1 < depth ? predict(path) : null;
     if (!guess) return;
     const score = above + Math.log(guess.rate);
     if (score > least) waiting.push({ score, token: guess.token, above: row, path });

@@ -4,7 +4,7 @@ import { ABNORMAL, type MakeSocket, type Socket } from "./websocket.js";
 
 /** Sockets made by `makeSocket` behave as the fields say, at any time. */
 export class Weather {
-  /** Nothing gets through in either direction, and nobody is told. */
+  /** Nothing gets through in either direction, silently. */
   silent = false;
   /** Seconds that a message takes more, in each direction. */
   delay = 0;

@@ -1,5 +1,5 @@
 /**
- * The WebSocket to the verifier: connect, shake hands, receive, and dial again for ever.
+ * The WebSocket to the verifier: connect, shake hands, receive, and dial again indefinitely.
  *
  * It reports what happens as events and never throws for a network reason; `send` drops what cannot be sent, because every
  * message is repeated by the session after the next link-up.

@@ -2,8 +2,8 @@
 
 /**
  * stop: its own end, or a stop string. length: as long as it may be, or the device's drafter only repeated itself.
- * tool_calls: its own end, and it calls functions. cancelled: whoever asked gave it up. refused: the verifier refused it for
- * good. unreachable: the verifier was waited for in vain, and the text is not complete. failed: an engine failed.
+ * tool_calls: its own end, and it calls functions. cancelled: the client gave it up. refused: the verifier refused it for
+ * good. unreachable: the verifier did not return in time, and the text is incomplete. failed: an engine failed.
  *
  * Text that nobody verified is marked as such, however the answer ended.
  */

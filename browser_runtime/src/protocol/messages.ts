@@ -5,7 +5,7 @@ import type { Sampling } from "./sampling.js";
 
 /**
  * Comes first. targetHash, drafterHash: the bundle's; client: who asks, for logs; arithmetic: that an answer was begun in,
- * "" for none: only a verifier that computes so may go on with it.
+ * "" for none: only a verifier that computes so may continue it.
  */
 export interface Hello {
   type: "Hello";
@@ -36,16 +36,16 @@ export interface Welcome {
   arithmetic: string;
 }
 
-/** Whether a verifier may go on with what was begun in `arithmetic`: yes where one of the two is unknown. */
+/** Whether a verifier may continue what was begun in `arithmetic`: yes where one of the two is unknown. */
 export function computesIn(welcome: Welcome, arithmetic: string): boolean {
   return arithmetic === "" || welcome.arithmetic === "" || welcome.arithmetic === arithmetic;
 }
 
-/** Why a verifier that computes in `here` may not go on with an answer begun in `begun`, for people. */
+/** Why a verifier that computes in `here` may not continue an answer begun in `begun`, for people. */
 export function otherArithmetic(begun: string, here: string): string {
   return (
     `the answer was begun in ${begun} arithmetic, and this verifier computes in ${here}; ` +
-    "another one at this address may go on with it"
+    "another one at this address may continue it"
   );
 }
 

@@ -51,7 +51,7 @@ export interface WriteToken {
 /**
  * Let the understudy read `prefix`; answer with `Session.textRead(agreed, ...)`: how many of the tokens from `base` on it
  * would have written itself, up to the first that it would not. The reading may be given up where `Session.stillReads` says that
- * nobody waits for it; agreed is null then.
+ * not awaited any more; agreed is null then.
  */
 export interface ReadText {
   type: "ReadText";

@@ -5,7 +5,7 @@ import type { HandOver, ReadText } from "./actions.js";
 import type { Policy } from "./policy.js";
 import type { PauseReason, Writer } from "./states.js";
 
-/** Tokens over which the confidence of whoever writes is averaged. */
+/** Tokens over which the writer's confidence is averaged. */
 const CONFIDENCE_WINDOW = 8;
 /** Tokens that the drafter writes alone to finish a sentence, at most. */
 const SENTENCE_TOKENS = 24;

@@ -8,7 +8,7 @@ import type { Writer } from "./states.js";
 
 const VERSION = 1;
 
-/** What `EdgeRuntime.resume` needs to go on with an answer. It holds the conversation's tokens. */
+/** What `EdgeRuntime.resume` needs to continue an answer. It holds the conversation's tokens. */
 export interface AnswerRecord {
   version: number;
   target: string;

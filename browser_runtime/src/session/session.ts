@@ -276,7 +276,7 @@ export class Session {
     return this.next(now);
   }
 
-  /** Whoever drives the session ends the answer: nobody wants it any more, or something has failed. */
+  /** End the answer, which is no longer wanted or has failed. */
   cancel(reason: FinishReason = "cancelled"): Action[] {
     return this.finished ? [] : this.finish(reason);
   }

@@ -115,7 +115,7 @@ export class Pace {
   /**
    * A streamed token came `gap` after the one before it. An outage, and what it held back, say nothing. sameStep: it
    * came of one step with the one before, which told its time. beside: a tree for comparison was drafted meanwhile; what
-   * the step lost by that is no part of the gap.
+   * the step lost by that is not part of the gap.
    */
   streamed(gap: number, engine: number, overdue: boolean, beside = false, sameStep = false): void {
     this.ending = null;

@@ -164,7 +164,7 @@ export class Tuning {
     return length;
   }
 
-  /** Chains are to be had, or not. ready: the understudy can draft. */
+  /** Record whether chains are available. ready: the understudy can draft. */
   private offer(ready: boolean): void {
     this.pace.chains.ready = ready && this.shaping && !this.barren;
   }

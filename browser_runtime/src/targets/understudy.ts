@@ -191,7 +191,7 @@ export class Understudy {
     try {
       return (await this.model.step(past, tokens, wanted)).map(row => row.subarray(0, this.vocab));
     } catch (error) {
-      this.held = []; // nobody knows what it holds now
+      this.held = []; // what it holds now is unknown
       this.logits = null;
       throw error;
     }

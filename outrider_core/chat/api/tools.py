@@ -218,7 +218,7 @@ class CallReader:
     def flush(self, cut: bool = False) -> list[str | CallDelta]:
         """Return what is left where the answer ends, perhaps in the middle of a call; cut: by a limit of tokens.
 
-        The beginning of a tag is no text, unless the answer ended with it by itself.
+        The beginning of a tag is not text, unless the answer ended with it by itself.
         """
         if not self._inside:
             text, self._held = "" if self._required else self._space + "" if cut else self._space + self._held, ""

@@ -56,7 +56,7 @@ class OutriderApp : Application() {
         open()
     }
 
-    /** Keep [settings] and go on with them. token: a new one; empty: forget the stored one; null: leave it. */
+    /** Keep [settings] and continue with them. token: a new one; empty: forget the stored one; null: leave it. */
     fun save(settings: Settings, token: String?) {
         unpick()
         open {

@@ -61,7 +61,7 @@ class ChatSession(
     }
 
     /**
-     * Open what [opener] opens in place of what is open now, and go on with the answer that was on its way. What
+     * Open what [opener] opens in place of what is open now, and continue the answer that was on its way. What
      * [opener] throws shows as the state's problem.
      */
     fun open(opener: () -> Opened) = scope.launch(Dispatchers.IO) {
@@ -131,7 +131,7 @@ class ChatSession(
         mutable.update { it.copy(turns = entry.turns, reply = reply) }
     }
 
-    /** Ends the answer on its way so that another runtime can go on with it. */
+    /** Ends the answer on its way so that another runtime can continue it. */
     private suspend fun interrupt() {
         val record = opened?.runtime?.record?.toJson() ?: return
         val before = mutable.value

@@ -17,7 +17,7 @@ internal sealed interface InboxEvent {
 
     /**
      * The tree of a [DraftTree], or the chain of a [DraftChain]. asked, working: seconds since it was asked for; of
-     * these, in whoever drafted it, as [Session.treeReady] wants them.
+     * these, in the drafter itself, as [Session.treeReady] wants them.
      */
     class Drafted(val session: Session, val draft: Draft, val version: Int, val asked: Double, val working: Double) :
         InboxEvent

@@ -95,7 +95,7 @@ internal fun takesResults(render: (List<ChatMessage>) -> String): Boolean {
     }
 }
 
-/** Whether the template writes results between tags that are no tokens, which content could hold too. */
+/** Whether the template writes results between tags that are not tokens, which content could hold too. */
 internal fun tagsResults(template: String, tokenizer: Tokenizer): Boolean =
     RESULT_TAG in template && tokenizer.addedTokens.none { it.content == RESULT_TAG }
 

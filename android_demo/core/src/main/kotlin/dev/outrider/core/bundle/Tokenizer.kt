@@ -17,7 +17,7 @@ interface Tokenizer {
      */
     fun encodeMarked(text: String, mark: Char, contents: Set<String>): List<Int> = encode(text.without(mark))
 
-    /** Text of [ids], special tokens left out. Bytes that are no character become U+FFFD. */
+    /** Text of [ids], special tokens left out. Bytes that are not a character become U+FFFD. */
     fun decode(ids: List<Int>): String
 }
 

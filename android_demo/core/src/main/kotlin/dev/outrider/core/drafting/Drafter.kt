@@ -242,10 +242,10 @@ class Drafter(
     /** What probably follows [text] and these paths, as far as that is worth a row of this engine. */
     private fun spareRows(
         paths: List<List<Int>>, scores: List<Double>, most: Int, depth: Int, text: List<Int>,
-    ) = spareRows(paths, scores, most, depth, leastScore(rowCost.value)) { foretell(text, it) }
+    ) = spareRows(paths, scores, most, depth, leastScore(rowCost.value)) { predict(text, it) }
 
     /** What may follow [text] and [path]: lookup's guess, or what was likeliest behind this token the last time. */
-    private fun foretell(text: List<Int>, path: List<Int>): Lookup.Guess? {
+    private fun predict(text: List<Int>, path: List<Int>): Lookup.Guess? {
         val guess = lookup?.guess(path)
         val seen = likeliest[path.lastOrNull() ?: text.last()]
         return if (seen == null || (guess != null && guess.rate >= SEEN_RATE)) guess else Lookup.Guess(seen, SEEN_RATE)

@@ -32,15 +32,15 @@ private class WaitingRow(val score: Double, val row: SpareRow, val path: List<In
  * behind the one above it.
  *
  * paths, scores: tokens from below the root down to each node that the step expands, and their log-probabilities.
- * depth: tokens at this level and below are not expanded. least: log-probability that a path must exceed. foretell:
+ * depth: tokens at this level and below are not expanded. least: log-probability that a path must exceed. predict:
  * what may follow a path.
  */
 internal fun spareRows(
     paths: List<List<Int>>, scores: List<Double>, most: Int, depth: Int, least: Double,
-    foretell: (List<Int>) -> Lookup.Guess?,
+    predict: (List<Int>) -> Lookup.Guess?,
 ): List<SpareRow> {
     fun next(path: List<Int>, above: Double, row: Int): WaitingRow? {
-        val guess = if (path.size + 1 < depth) foretell(path) else null
+        val guess = if (path.size + 1 < depth) predict(path) else null
         val score = above + ln(guess?.rate ?: return null)
         return if (score > least) WaitingRow(score, SpareRow(guess.token, row), path) else null
     }

@@ -46,7 +46,7 @@ private const val PING_TIMEOUT = 20.0
 internal class Destination(val address: URI, val headers: Map<String, String>, val tls: SSLSocketFactory?)
 
 /**
- * One connection to a verifier, from dialling on. Frames leave through a thread of their own, so that nobody waits for
+ * One connection to a verifier, from dialling on. Frames leave through a thread of their own, so that nothing waits for
  * a full buffer. patience: seconds for each phase of the handshake. sent: called with the bytes of every frame; pong:
  * that a ping was answered.
  */

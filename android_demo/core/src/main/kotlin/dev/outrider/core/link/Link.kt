@@ -1,5 +1,5 @@
 /**
- * The link to the verifier: connect, receive, and dial again for ever.
+ * The link to the verifier: connect, receive, and dial again indefinitely.
  *
  * It reports what happens as events and never raises for a network reason; `send` drops what cannot be sent, because
  * every message is repeated by the session after the next link-up.

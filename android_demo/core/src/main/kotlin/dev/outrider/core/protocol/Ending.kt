@@ -12,13 +12,13 @@ enum class FinishReason {
     /** Its own end, and it calls functions. */
     TOOL_CALLS,
 
-    /** Whoever asked gave it up. */
+    /** The client gave it up. */
     CANCELLED,
 
     /** The verifier refused the request for good. */
     REFUSED,
 
-    /** The verifier was waited for in vain, and the text is not complete. */
+    /** the verifier did not return in time, and the text is incomplete. */
     UNREACHABLE,
 
     /** An engine failed. */

@@ -119,7 +119,7 @@ internal class PackReader(data: ByteArray) {
         return try {
             Charsets.UTF_8.newDecoder().decode(bytes).toString()
         } catch (_: CharacterCodingException) {
-            throw WireError("text that is no UTF-8")
+            throw WireError("text that is not UTF-8")
         }
     }
 

@@ -18,7 +18,7 @@ sealed interface ServerMessage : Message
 
 /**
  * Comes first. targetHash, drafterHash: the bundle's; client: who asks, for logs; arithmetic: that an answer was begun
- * in, "" for none: only a verifier that computes so may go on with it.
+ * in, "" for none: only a verifier that computes so may continue it.
  */
 data class Hello(
     val protocol: Int,
@@ -52,15 +52,15 @@ class Welcome(
 ) : ServerMessage {
     override val type get() = 2
 
-    /** Whether it may go on with what was begun in [arithmetic]: yes where one of the two is unknown. */
+    /** Whether it may continue what was begun in [arithmetic]: yes where one of the two is unknown. */
     fun computesIn(arithmetic: String): Boolean =
         arithmetic.isEmpty() || this.arithmetic.isEmpty() || this.arithmetic == arithmetic
 }
 
-/** Why a verifier that computes in [here] may not go on with an answer begun in [begun], for people. */
+/** Why a verifier that computes in [here] may not continue an answer begun in [begun], for people. */
 fun otherArithmetic(begun: String, here: String): String =
     "the answer was begun in $begun arithmetic, and this verifier computes in $here; " +
-        "another one at this address may go on with it"
+        "another one at this address may continue it"
 
 /** Whether [text] may name an arithmetic: printable ASCII, as people read it. */
 fun isArithmetic(text: String): Boolean = text.length <= 64 && text.all { it in ' '..'~' }

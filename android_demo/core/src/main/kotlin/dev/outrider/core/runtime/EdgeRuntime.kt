@@ -80,7 +80,7 @@ data class Options(
  * length.
  *
  * responseFormat, logitBias (by token id, -100 to 100), the penalties (-2 to 2) and tools: as OpenAI has them, a part
- * of every draw; docs/api.md says more. Whoever writes is held to them: no grammar library runs here, so under a
+ * of every draw; docs/api.md says more. All writers obey them: no grammar library runs here, so under a
  * responseFormat or tools the target alone writes, and such an answer waits where there is no link. Calls stand in the
  * text as `<tool_call>`; a prompt of token ids has to describe the tools itself.
  */
@@ -146,7 +146,7 @@ class EdgeRuntime(
     private var stream = 0
 
     /**
-     * What [resume] needs to go on with the answer on its way; null where there is none. From any thread.
+     * What [resume] needs to continue the answer on its way; null where there is none. From any thread.
      *
      * Write it down after every event that matters to you: an app that is killed in mid-answer then loses nothing.
      */
@@ -154,10 +154,10 @@ class EdgeRuntime(
     var record: AnswerRecord? = null
         private set
 
-    /** Bytes on the wire since the runtime began; null where nobody is asked. */
+    /** Bytes on the wire since the runtime began; null if no verifier is contacted. */
     val traffic: Traffic? get() = link?.traffic
 
-    /** Why there is no connection; "" while there is one, none was tried yet or nobody is asked. */
+    /** Why there is no connection; "" while there is one, none was tried yet or none is contacted. */
     val linkError: String get() = link?.error.orEmpty()
 
     /** Seconds between HELLO and WELCOME of the last connection; null before the first. */
@@ -185,7 +185,7 @@ class EdgeRuntime(
         generate(listOf(ChatMessage("user", question)), request)
 
     /**
-     * Answer a conversation. The flow's last event is [Finished]; whoever stops collecting cancels the answer.
+     * Answer a conversation. The flow's last event is [Finished]; to stop collecting cancels the answer.
      *
      * Raises [IllegalArgumentException] on a prompt that leaves no room, and on what nobody could hold the answer to;
      * while it is collected, [IllegalStateException] if another answer is on its way, or, behind [Finished], what the
@@ -211,7 +211,7 @@ class EdgeRuntime(
     }
 
     /**
-     * Go on with an answer that [record] described, perhaps in a process that has ended. Events as of [generate].
+     * Continue an answer that [record] described, perhaps in a process that has ended. Events as of [generate].
      *
      * Raises [IllegalArgumentException] on a record of another target.
      */

@@ -3,7 +3,7 @@ package dev.outrider.core.session
 
 import dev.outrider.core.protocol.commonPrefix
 
-/** Tokens over which the confidence of whoever writes is averaged. */
+/** Tokens over which the writer's confidence is averaged. */
 private const val CONFIDENCE_WINDOW = 8
 
 /** Tokens that the drafter writes alone to finish a sentence, at most. */

@@ -18,7 +18,7 @@ import dev.outrider.core.protocol.unpackConstraint
 private const val VERSION = 1
 
 /**
- * What it takes to go on with an answer, perhaps in another process: [toJson] now, [parse] then.
+ * What it takes to continue an answer, perhaps in another process: [toJson] now, [parse] then.
  *
  * prompt, committed, provisional: token ids; writers: who wrote which of the answer's tokens, provisional ones
  * included; seq, stream, session (16 bytes): as on the wire; target: the hash of the target that answers; stop: strings

@@ -224,7 +224,7 @@ class Session(
         return next(now)
     }
 
-    /** Whoever drives the session ends the answer: nobody wants it any more, or something has failed. */
+    /** End the answer, which is no longer wanted or has failed. */
     fun cancel(reason: FinishReason = FinishReason.CANCELLED): List<Action> =
         if (finished != null) emptyList() else finish(reason)
 

@@ -143,7 +143,7 @@ class Pace(val config: PaceConfig = PaceConfig()) {
     /**
      * A streamed token came [gap] after the one before it. An outage, and what it held back, say nothing.
      * [sameStep]: it came of one step with the one before, which told its time. [beside]: a tree for comparison was
-     * drafted meanwhile; what the step lost by that is no part of the gap.
+     * drafted meanwhile; what the step lost by that is not part of the gap.
      */
     fun streamed(
         gap: Double, engine: Double, overdue: Boolean, beside: Boolean = false, sameStep: Boolean = false,
