@@ -18,6 +18,7 @@ from outrider_core.drafting.bundle import FORMAT_VERSION, MANIFEST, Bundle, Bund
 from outrider_core.models.drafter_arrays import CONFIG_FILE, WEIGHTS_FILE
 from outrider_core.models.folders import default_drafter
 from outrider_core.models.moa_config import DrafterError
+from outrider_core.targets.bundle import FORMAT_VERSION as TARGET_VERSION
 from outrider_core.targets.bundle import MANIFEST_FILE, TargetBundleError
 from outrider_core.targets.source import DEFAULT_TARGET, TargetError, TargetSource
 
@@ -63,7 +64,7 @@ def _in_one_line() -> Iterator[None]:
 def _place(source: TargetSource) -> Path:
     """Another release, target or drafter has another folder."""
     drafter = sha256_of([default_drafter() / name for name in (CONFIG_FILE, WEIGHTS_FILE)])
-    parts = [__version__, str(FORMAT_VERSION), source.identity, *drafter]
+    parts = [__version__, f"{FORMAT_VERSION}.{TARGET_VERSION}", source.identity, *drafter]
     digest = hashlib.sha256(" ".join(parts).encode()).hexdigest()[:16]
     return cache_dir() / FOLDER / f"{source.shown_name}-{digest}"
 

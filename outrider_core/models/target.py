@@ -15,6 +15,8 @@ from typing import Any
 from outrider_core import durable
 from outrider_core.cache import hold
 from outrider_core.targets.config import BrokenTarget, TargetConfig, UnsupportedTarget
+from outrider_core.targets.gguf_file import GgufFile
+from outrider_core.targets.gguf_tokenizer import write_tokenizer
 from outrider_core.targets.identity import model_identity, write_source
 from outrider_core.targets.quantised import quantised_by
 from outrider_core.targets.source import ALIASES, TargetError, TargetSource, eos_ids_of, holds_conversion
@@ -98,19 +100,17 @@ def _convert_aside(source: TargetSource, folder: Path) -> None:
 def _convert_gguf(source: Path, folder: Path) -> None:
     """Write `source` as a plain float32 safetensors folder (once; ~10 s for the default model)."""
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM
     from transformers.utils import logging as hf_logging
 
     hf_logging.disable_progress_bar()
-    where = {"pretrained_model_name_or_path": str(source.parent), "gguf_file": source.name}
-    tokenizer = AutoTokenizer.from_pretrained(**where)
-    model = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(source.parent, gguf_file=source.name, dtype=torch.float32)
     # The weights are dequantised already; without these lines transformers refuses to save them.
     del model.config.quantization_config
     model.is_quantized, model.hf_quantizer = False, None
     model.save_pretrained(folder)
     shutil.copymode(folder / "config.json", folder / "model.safetensors")  # safetensors leaves it to its owner only
-    tokenizer.save_pretrained(folder)
+    write_tokenizer(GgufFile(source).fields, folder)
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,8 @@ from outrider_core.targets.config import TargetConfig
 
 MANIFEST_FILE, GRAPH_FILE, DATA_FILE = "manifest.json", "target.onnx", "target.onnx.data"
 PRODUCTS_FILE = "products.onnx"
-#: version of the folder's layout and of the graph's arithmetic: another version may write other text
-FORMAT_VERSION = 7
+#: version of the folder's layout, the graph's arithmetic and how text becomes tokens: another may write other text
+FORMAT_VERSION = 8
 #: bits of a weight that a bundle may have
 BITS = (4, 8, 32)
 #: what to do about a bundle in the cache, and about one that somebody has exported

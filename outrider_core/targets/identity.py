@@ -21,7 +21,7 @@ SMALL_FILES = (
 #: weights and their indexes; the second format counts only where there is nothing of the first
 WEIGHTS = (("*.safetensors", "*.safetensors.index.json"), ("pytorch_model*.bin", "pytorch_model*.bin.index.json"))
 #: in a folder that was converted from one file: which file, and what the folder was then
-SOURCE_FILE = "outrider_source.json"
+SOURCE_FILE = "converted_from.json"
 
 
 def model_identity(path: Path) -> str:

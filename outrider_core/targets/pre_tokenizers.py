@@ -85,9 +85,7 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
     **_all(
         "gpt-2 phi-2 mpt olmo jais trillion granite-docling gigachat a.x-4.0 mellum exaone4", PreTokenizer((_GPT2,))
     ),
-    **_all("starcoder refact command-r codeshell exaone minerva-7b mellum2", PreTokenizer(_DIGITS)),
-    # SmolLM's own rule splits digits as those above do. The default drafter was trained on text without that
-    **_all("smollm", PreTokenizer((_GPT2,))),
+    **_all("starcoder refact command-r smollm codeshell exaone minerva-7b mellum2", PreTokenizer(_DIGITS)),
     **_all("default", PreTokenizer((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]"))),
     **_all("falcon", PreTokenizer((r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, "[0-9][0-9][0-9]"))),
 }

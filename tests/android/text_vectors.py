@@ -53,6 +53,10 @@ TEXTS = (
     "line\u2028sep\u2029par",
     "ZWJ\u200dnon\u200cjoiner",
 )
+#: digits behind spaces and lines, which rules cut apart in their own ways; no vocabulary here is trained on them
+NUMBERED = (
+    ":\n\n1. one\n\n2. two\n", "  12  3 4", "a\n\n\n1", "| 1 |   20 |\n\n|\t3 |", "\r\n\r\n٣ ½", "x =   1\n    2",
+)  # fmt: skip
 #: words of other models' tokenizers
 LLAMA3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
@@ -138,7 +142,7 @@ def tokenizer_vectors() -> list[dict[str, Any]]:
 
 def cases(tokenizer: Tokenizer) -> dict[str, Any]:
     rng = random.Random(0)
-    texts = [*TEXTS, *("".join(rng.choices("".join(TEXTS), k=rng.randrange(60))) for _ in range(40))]
+    texts = [*TEXTS, *("".join(rng.choices("".join(TEXTS), k=rng.randrange(60))) for _ in range(40)), *NUMBERED]
     encoded = [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
     vocab = tokenizer.get_vocab_size()
     mixed = [[rng.randrange(vocab) for _ in range(rng.randrange(24))] for _ in range(40)]

@@ -83,6 +83,15 @@ def test_rules_are_those_that_transformers_knows() -> None:
     assert {name: PRE_TOKENIZERS[name].patterns for name in shared} == {name: (THEIRS[name],) for name in shared}
 
 
+def test_the_default_target_splits_as_its_own_tokenizer() -> None:
+    """SmolLM2's published tokenizer.json writes its rule so."""
+    published = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    built = PRE_TOKENIZERS["smollm"].build()
+    assert [pieces_of(built, text) for text in strings()] == [pieces_of(published, text) for text in strings()]
+
+
 #: as llama.cpp's own tests have them for these names
 PROBES = {
     "llama-bpe": ("a = 12345", ["a", " =", " ", "123", "45"]),

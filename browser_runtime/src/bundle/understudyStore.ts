@@ -4,7 +4,7 @@ import { fetchFile, fetchText, KEY, keep, kept, openCache, type Progress, sha256
 import { BundleError, checkEntry, type FileEntry, MANIFEST, type UnderstudyEntry } from "./manifest.js";
 
 /** Version of the folder's layout and of the graph's arithmetic that is read here; of `outrider_core.targets.bundle`. */
-const FORMAT_VERSION = 7;
+const FORMAT_VERSION = 8;
 /** What of the folder runs the model; tokenizer and template are the bundle's own. */
 const MODEL = "target.onnx";
 const DATA = "target.onnx.data";

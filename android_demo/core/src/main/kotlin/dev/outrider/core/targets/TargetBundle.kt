@@ -8,7 +8,7 @@ import dev.outrider.core.bundle.sha256
 import java.io.File
 
 /** Version of the folder's layout and of the graph's arithmetic that is read here. */
-private const val FORMAT_VERSION = 7
+private const val FORMAT_VERSION = 8
 private const val MANIFEST = "manifest.json"
 
 /** Counts and widths of a target graph. */
