@@ -77,6 +77,7 @@ def golden_messages() -> dict[str, ClientMessage | ServerMessage]:
     session = bytes(range(16))
     tree = TokenTree((11, 12, 300, 11, 49151), (-1, -1, 0, 1, 3))
     tokens, parents = pack_tree(tree)
+    large = pack_tree(TokenTree((65535, 65536, 151_935, 262_143), (-1, 0, 0, 2)))
     curve = CostCurve((1, 32, 128), (0.011, 0.0205, 0.07))
     schema = {"type": "object", "properties": {"größe": {"enum": ["✓", None, 1.5]}}, "required": ["größe"]}
     return {
@@ -130,6 +131,18 @@ def golden_messages() -> dict[str, ClientMessage | ServerMessage]:
         "generate_rows": wire.Generate(3, 3, 8, 256, True),
         "cancel": wire.Cancel(3),
         "close": wire.Close(3),
+        "welcome_large_vocabulary": wire.Welcome(1, "a" * 16, "b" * 16, 262_144, 2048, 64, 32, "verifier"),
+        "open_large_vocabulary": wire.Open(
+            3,
+            session,
+            0,
+            pack_ids([2, 65535, 65536, 151_935, 262_143]),
+            0,
+            Sampling(1.0, seed=5),
+            Constraint(5, 0.0, 0.0, *pack_bias({65536: 1.5, 262_143: -100.0})),
+        ),
+        "verify_large_vocabulary": wire.Verify(3, 1, 5, *large),
+        "verdict_large_vocabulary": wire.Verdict(3, 1, 5, bytes([0, 2, 3]), 262_143, 0, bytes(8), 1, 9, 9),
         "error": wire.Error(wire.ERR_BUSY, "no room; größe ✓", 3, 250),
         "error_connection": wire.Error(wire.ERR_MALFORMED, "not a client message"),
     }
