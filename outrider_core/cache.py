@@ -118,6 +118,12 @@ def sha256_of(paths: Sequence[Path]) -> list[str]:
             _write_cache(fresh)
 
 
+def remember_sha256(path: Path, digest: str) -> None:
+    """Note the SHA-256 of a large file that this process has just written and settled: it need not be read for that."""
+    if (stamp := _stamp(path))[0] >= REMEMBERED_BYTES:
+        _write_cache({str(path.resolve()): [*stamp, digest]})
+
+
 class _Progress:
     """Says once that hashing takes a while."""
 

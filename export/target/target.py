@@ -28,7 +28,7 @@ from outrider_core.targets.bundle import FORMAT_VERSION, TargetBundle, TargetBun
 from outrider_core.targets.source import TargetError
 
 #: in the folder under way
-BUNDLE_FOLDER, REFERENCE_FOLDER, ANSWERS_FILE, NOTE_FILE = "bundle", "reference", "answers.json", "note.json"
+BUNDLE_FOLDER, ANSWERS_FILE, NOTE_FILE = "bundle", "answers.json", "note.json"
 REMEDY = "free some space there, or choose another --output-dir"
 
 
@@ -68,10 +68,8 @@ def write_target(options: TargetOptions) -> dict[str, Any]:
 
 def _write_all(plan: TargetPlan, aside: Path) -> dict[str, Any]:
     _start_or_resume(plan, aside)
-    reference = _make(plan, aside / REFERENCE_FOLDER, 32) if plan.with_reference else None
-    bits = plan.options.bits
-    bundle = _make(plan, aside / BUNDLE_FOLDER, bits, reference if bits == 4 else None)
-    quality = _quality(plan, aside, bundle, reference) if reference and plan.options.compare else None
+    bundle = _make(plan, aside / BUNDLE_FOLDER)
+    quality = _quality(plan, aside, bundle) if plan.compared else None
     with Meter("timing steps", 1) as meter:
         cost = _cost(bundle.folder)
         meter.update(1, "")
@@ -83,7 +81,7 @@ def _write_all(plan: TargetPlan, aside: Path) -> dict[str, Any]:
 
 def _start_or_resume(plan: TargetPlan, aside: Path) -> None:
     """Keep what an interrupted export of the same has left."""
-    note = json.dumps([plan.options.target.identity, plan.options.bits, FORMAT_VERSION])
+    note = json.dumps([plan.options.target.identity, plan.options.bits, plan.options.calibrate, FORMAT_VERSION])
     path = aside / NOTE_FILE
     if not path.is_file() or path.read_text() != note:
         shutil.rmtree(aside, ignore_errors=True)
@@ -91,11 +89,12 @@ def _start_or_resume(plan: TargetPlan, aside: Path) -> None:
         durable.write(path, note)
 
 
-def _make(plan: TargetPlan, folder: Path, bits: int, first: TargetBundle | None = None) -> TargetBundle:
+def _make(plan: TargetPlan, folder: Path) -> TargetBundle:
     from outrider_core.targets.convert import make_target_bundle  # takes memory, so only where it is needed
 
+    source, bits, calibrate = plan.options.target, plan.options.bits, plan.options.calibrate
     with Meter(f"lowering to {'float32' if bits == 32 else f'{bits} bits'}", 1) as meter:
-        return make_target_bundle(plan.options.target, folder, done=_told(meter), bits=bits, first=first, remedy=REMEDY)
+        return make_target_bundle(source, folder, done=_told(meter), calibrate=calibrate, bits=bits, remedy=REMEDY)
 
 
 def _told(meter: Meter) -> Callable[[int, int], None]:
@@ -103,10 +102,11 @@ def _told(meter: Meter) -> Callable[[int, int], None]:
     return lambda step, steps: meter.update(step + 1, "", steps)
 
 
-def _quality(plan: TargetPlan, aside: Path, bundle: TargetBundle, reference: TargetBundle) -> dict[str, Any]:
-    """Return how near the bundle is to the float32 copy, on answers that this one writes."""
+def _quality(plan: TargetPlan, aside: Path, bundle: TargetBundle) -> dict[str, Any]:
+    """Return how near the bundle is to the model in float32, on answers that the bundle writes."""
     from outrider_core.targets.answers import WrittenAnswer, write_answers
     from outrider_core.targets.quality import compare
+    from outrider_core.targets.weights import open_weights
 
     options, path = plan.options, aside / ANSWERS_FILE
     prompts = plan.prompts
@@ -117,20 +117,18 @@ def _quality(plan: TargetPlan, aside: Path, bundle: TargetBundle, reference: Tar
         kept = {}
     if kept.get("asked") != asked:
         with Meter("the target's own answers", options.answer_tokens) as meter:
-            answers = write_answers(reference, prompts, options.answer_tokens, Sampling(), _told(meter))
+            answers = write_answers(bundle, prompts, options.answer_tokens, Sampling(), _told(meter))
         kept = {"asked": asked, "answers": [asdict(answer) for answer in answers]}
         durable.write(path, json.dumps(kept))
     answers = [WrittenAnswer(**answer) for answer in kept["answers"]]
-    with Meter("comparing", len(answers)) as meter:
-        found = compare(bundle, reference, answers, lambda done: meter.update(done, ""))
+    with Meter("comparing", plan.config.num_hidden_layers) as meter:
+        weights = open_weights(options.target.path)
+        found = compare(bundle, *weights, answers, lambda done: meter.update(done, ""))
     return {
         "prompts": len(prompts),
         "answer_tokens": found.tokens,
         "top1_agreement": round(found.agreement, 4),
         "kl_divergence": round(found.divergence, 5),
-        "surprise": round(found.surprise, 4),
-        "float32_surprise": round(found.reference_surprise, 4),
-        "surprise_excess": round(found.excess, 4),
     }
 
 

@@ -16,10 +16,18 @@ class TargetOptions:
 
     target: TargetSource = argument("alias, Hugging Face id, folder or GGUF file", parse=str, open=TargetSource.resolve)
     output_dir: Path = argument("folder to write; replaced if it is such a bundle", positional=False)
-    bits: int = option(8, "of the weights; 4 and 8 are calibrated, 32 is float32", choices=(4, 8, 32))
+    bits: int = option(8, "of the weights; 32 is float32", choices=(4, 8, 32))
+    calibrate: bool = option(
+        False, "round 8-bit weights by what layers read while the target writes (GPTQ), as is always done for 4 bits"
+    )
     prompts: tuple[Path, ...] = option(
         (), "what the target answers for the comparison with float32; default: a fixed set", "FILE"
     )
     answer_tokens: int = option(96, "of each such answer", parse=positive_int)
-    compare: bool = option(True, "spare the float32 copy: report no quality")
-    dry_run: bool = option(False, "show sizes and memory needed, write nothing")
+    compare: bool = option(True, "spare the comparison: report no quality")
+    dry_run: bool = option(False, "show sizes, memory and time needed, write nothing")
+
+    @property
+    def calibrated(self) -> bool:
+        """Whether weights are rounded by what their layers read."""
+        return self.bits == 4 or (self.calibrate and self.bits == 8)

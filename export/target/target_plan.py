@@ -18,21 +18,25 @@ from outrider_core.targets.source import TargetError
 
 #: what the target is asked where no --prompts are given
 PROMPTS_FILE = Path(__file__).parents[1] / "prompts.txt"
-#: memory of the process itself and of what one layer takes to be rounded
+#: memory of the process itself
 BASE_BYTES = 500_000_000
+#: bytes in memory for each weight of the embedding while it is written, and copies of the layer at work, in float32
+WRITTEN_BYTES, LAYER_COPIES = 3, 4
+#: processor time for a weight, in seconds: to round it, and for each token of the comparison (a 2.5 GHz Xeon)
+ROUNDING, COMPARING = 1.5e-7, 2e-10
 #: a graph's weights that are in memory at once while it is loaded, over their size on disk (measured)
 LOADED = {4: 4.5, 8: 1.5, 32: 2.0}
 #: how the weights are stored
 FORMATS = {
     4: "4-bit weights in blocks of 32, embedding and LM head 8 bits, calibrated on the target's own answers",
-    8: "8-bit weights, calibrated on the target's own answers",
+    8: "8-bit weights",
     32: "float32 weights",
 }
 
 
 @dataclass(frozen=True)
 class TargetPlan:
-    """Sizes in bytes. prompts: what both copies are asked. with_reference: a float32 copy is made on the way."""
+    """Sizes in bytes, processor time in seconds. prompts: what the copy is asked to be compared with the model."""
 
     options: TargetOptions
     config: TargetConfig
@@ -40,7 +44,8 @@ class TargetPlan:
     bundle_bytes: int
     disk_bytes: int
     memory_bytes: int
-    with_reference: bool
+    seconds: float
+    compared: bool
 
 
 def make_plan(options: TargetOptions) -> TargetPlan:
@@ -53,19 +58,32 @@ def make_plan(options: TargetOptions) -> TargetPlan:
         config = source.shape()
     except UnsupportedTarget as error:
         raise TargetError(f"{source.name}: {error}") from None
-    with_reference = options.bits < 32 and (options.compare or options.bits == 4)
-    size = bundle_bytes(config, options.bits)
-    reference = bundle_bytes(config, 32) if with_reference else 0
-    loaded = LOADED[options.bits] * size + (LOADED[32] * reference)
+    size, layer = bundle_bytes(config, options.bits), layer_bytes(config)
+    first = {4: 32, 8: 8}[options.bits] if options.calibrated else 0  # bits of the copy that writes
+    kept = bundle_bytes(config, first) if first else 0
+    compared = options.compare and options.bits < 32
+    prompts = [turns[0] for turns in read_prompts(options.prompts or [PROMPTS_FILE])]
+    read = options.answer_tokens * len(prompts) if compared else 0
     return TargetPlan(
         options,
         config,
-        prompts=[turns[0] for turns in read_prompts(options.prompts or [PROMPTS_FILE])],
+        prompts=prompts,
         bundle_bytes=size,
-        disk_bytes=size + reference + (size if options.bits == 8 else 0),
-        memory_bytes=int(BASE_BYTES + loaded),
-        with_reference=with_reference,
+        disk_bytes=size + kept,
+        memory_bytes=BASE_BYTES
+        + max(
+            int(LOADED[options.bits] * size + (LOADED[first] * kept if first else 0)),
+            WRITTEN_BYTES * config.vocab_size * config.hidden_size + LAYER_COPIES * layer,
+        ),
+        seconds=config.linear_weights * (ROUNDING + COMPARING * read),
+        compared=compared,
     )
+
+
+def layer_bytes(config: TargetConfig) -> int:
+    """Return what one layer's weights take in float32."""
+    table = config.hidden_size * config.vocab_size
+    return 4 * (config.linear_weights - table) // config.num_hidden_layers
 
 
 def bundle_bytes(config: TargetConfig, bits: int) -> int:
@@ -83,7 +101,7 @@ def bundle_bytes(config: TargetConfig, bits: int) -> int:
 
 def check_resources(plan: TargetPlan) -> None:
     """Raise TargetError if disk or memory will not do."""
-    remedy = "close other programs" + (", or add --no-compare" if plan.with_reference else "")
+    remedy = "close other programs" + (", or add --no-compare" if plan.compared else "")
     if why := lacking(plan.options.output_dir, plan.disk_bytes, plan.memory_bytes, remedy):
         raise TargetError(why)
 
@@ -96,8 +114,10 @@ def show_plan(plan: TargetPlan, console: Console) -> None:
     table.add_row("target", f"{config.family}, {config.linear_weights / 1e6:.0f} million weights in linear layers")
     table.add_row("bundle", f"about {plan.bundle_bytes / 1e6:.0f} MB: {FORMATS[options.bits]}")
     table.add_row("memory", f"about {plan.memory_bytes / 1e9:.1f} GB")
+    calibrated = "; to calibrate takes many times that" if options.calibrated else ""
+    table.add_row("time", f"about {plan.seconds / 60:.1f} processor minutes{calibrated}")
     table.add_row("disk", f"about {plan.disk_bytes / 1e9:.2f} GB while it is made, in {options.output_dir.parent}")
-    compared = "with the same weights in float32" if plan.with_reference and options.compare else "not compared"
+    compared = "with the same weights in float32" if plan.compared else "not compared"
     table.add_row("compared", compared if options.bits < 32 else "it is what others are compared with")
     console.print(table)
 

@@ -16,10 +16,7 @@ def describe(report: dict[str, Any]) -> list[str]:
         f"milliseconds of a step by tokens: {steps}",
     ]
     if quality := report["quality"]:
-        lines.append(
-            f"top-1 agreement with float32 {quality['top1_agreement']:.3f}, KL {quality['kl_divergence']:.4f}, "
-            f"-log p {100 * quality['surprise_excess']:+.1f} %"
-        )
+        lines.append(f"top-1 agreement with float32 {quality['top1_agreement']:.3f}, KL {quality['kl_divergence']:.4f}")
     return lines
 
 
@@ -46,13 +43,11 @@ def _quality(report: dict[str, Any]) -> list[str]:
     if quality is None:
         return ["It was not compared." if report["bits"] < 32 else "It is the copy that others are compared with."]
     return [
-        f"Against the same weights in float32, on {quality['answer_tokens']} tokens that those write, greedily, to "
+        f"Against the model in float32, on {quality['answer_tokens']} tokens that this copy writes, greedily, to "
         f"{quality['prompts']} prompts:",
         "",
         "| figure | value |",
         "|---|---|",
         f"| top-1 agreement | {quality['top1_agreement']} |",
         f"| KL divergence, nats a token | {quality['kl_divergence']} |",
-        f"| -log p of those tokens, nats | {quality['surprise']} (float32: {quality['float32_surprise']}, "
-        f"{100 * quality['surprise_excess']:+.1f} %) |",
     ]

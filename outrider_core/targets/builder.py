@@ -24,6 +24,15 @@ class Tables(Protocol):
         """Tensor `name`, which `make` computes unless it is there."""
 
 
+class InlineTables:
+    """Tables in the graph's own file."""
+
+    @staticmethod
+    def tensor(name: str, make: Callable[[], NDArray[Any]]) -> onnx.TensorProto:
+        """See Tables.tensor."""
+        return numpy_helper.from_array(np.ascontiguousarray(make()), name)
+
+
 @dataclass
 class Builder:
     """Collects nodes and initialisers of a graph under construction. tables: where the large ones go."""

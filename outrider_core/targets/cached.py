@@ -26,8 +26,8 @@ def cached_target(
 ) -> TargetBundle:
     """Open a target's bundle from the cache, or make it now; a prepared one is opened, whatever its bits.
 
-    At 8 bits weights are rounded to nearest, which takes seconds; `export target` calibrates them, which takes minutes.
-    4 bits are always calibrated. While this process runs, `outrider models rm` leaves the bundle alone.
+    At 8 bits weights are rounded to nearest; 4 bits are always calibrated, which takes minutes. While this process
+    runs, `outrider models rm` leaves the bundle alone.
 
     done, waiting, bits: see `make_target_bundle`. Raises TargetBundleError and TargetError.
     """
@@ -37,7 +37,7 @@ def cached_target(
         return open_target_bundle(folder, EXPORT_AGAIN if source.prepared else MADE_AGAIN)
     from outrider_core.targets.convert import make_target_bundle  # takes memory, so only where it is needed
 
-    made = make_target_bundle(source, folder, done=done, waiting=waiting, calibrate=bits == 4, bits=bits)
+    made = make_target_bundle(source, folder, done=done, waiting=waiting, bits=bits)
     hold(folder)
     return made
 

@@ -13,7 +13,7 @@ import onnx
 from filelock import FileLock, Timeout
 
 from outrider_core import durable
-from outrider_core.cache import sha256_of
+from outrider_core.cache import remember_sha256, sha256_of
 from outrider_core.protocol.wire import MAX_TOKENS
 from outrider_core.targets.bundle import (
     DATA_FILE,
@@ -48,18 +48,17 @@ def make_target_bundle(
     *,
     done: Callable[[int, int], None] = lambda step, steps: None,
     waiting: Callable[[], None] = lambda: None,
-    calibrate: bool = True,
+    calibrate: bool = False,
     bits: int = 8,
-    first: TargetBundle | None = None,
     remedy: str = REMEDY,
 ) -> TargetBundle:
     """Lower a model into `folder`, which appears once it is complete.
 
     Work under way lies beside it and goes on where it was interrupted (not after an error); of several processes one
     works and the others wait. done(step, steps) is called after every step, waiting() if another process is at work.
-    bits: of its weights, one of BITS. calibrate: make a first copy, let it write some answers, and round the weights
-    anew by what they read then; otherwise to nearest. first: that copy, if a caller has it; of 8 bits for 8, of 32 for
-    4. remedy: what to do if the folder cannot be written. Raises TargetBundleError.
+    bits: of its weights, one of BITS. calibrate: make a first copy, let it write some answers, and round 8-bit weights
+    anew by what they read then; otherwise to nearest. 4 bits are always calibrated. remedy: what to do if the folder
+    cannot be written. Raises TargetBundleError.
     """
     aside = folder.with_name(f".{folder.name}.{source.identity}.partial")
     try:
@@ -68,12 +67,14 @@ def make_target_bundle(
             if not (folder / MANIFEST_FILE).is_file():
                 aside.mkdir(exist_ok=True)
                 lowering = _Lowering(source, max_positions, bits)
-                if calibrate and bits < 32:
-                    _write_calibrated(lowering, aside, done, first)
+                if bits == 4 or (calibrate and bits == 8):
+                    _write_calibrated(lowering, aside, done)
                 else:
                     lowering.write(aside, done)
                 shutil.rmtree(folder, ignore_errors=True)
                 durable.put_in_place(aside, folder)
+                written = json.loads((folder / MANIFEST_FILE).read_bytes())["files"][DATA_FILE]
+                remember_sha256(folder / DATA_FILE, written["sha256"])
     except OSError as error:
         shutil.rmtree(aside, ignore_errors=True)  # the disk may be full
         raise TargetBundleError(f"{folder} cannot be written: {error.strerror or error}; {remedy}") from None
@@ -104,16 +105,14 @@ def alone(path: Path, waiting: Callable[[], None]) -> Iterator[None]:
         lock.release()
 
 
-def _write_calibrated(
-    lowering: _Lowering, folder: Path, done: Callable[[int, int], None], first: TargetBundle | None
-) -> None:
+def _write_calibrated(lowering: _Lowering, folder: Path, done: Callable[[int, int], None]) -> None:
     """A third of the steps each: a first copy, its answers, and the copy that is kept."""
     plain = folder / PLAIN_FOLDER
-    if first is None and not _opens(plain):
+    if not _opens(plain):
         plain.mkdir(exist_ok=True)
         kind = lowering if lowering.bits == 8 else replace(lowering, bits=32)
         kind.write(plain, lambda step, steps: done(step, 3 * steps))
-    first = first or open_target_bundle(plain)
+    first = open_target_bundle(plain)
     layers = first.config.num_hidden_layers
 
     def written(token: int, tokens: int) -> None:
@@ -155,6 +154,7 @@ class _Lowering:
             known = moments.of if moments else lambda name: None
             graph = TargetGraph(config, weights, positions, tables, lambda layer: done(layer, layers), known, self.bits)
             onnx.save(graph.build(), folder / GRAPH_FILE)
+        remember_sha256(folder / DATA_FILE, tables.sha256)
         (folder / PRODUCTS_FILE).write_bytes(products_graph() if self.bits == 8 else rows_graph(self.bits))
         scales = [graph.value_scale(layer) for layer in range(layers)]
         (folder / INDEX_FILE).unlink()

@@ -132,8 +132,8 @@ class GgufFile:
             raise ValueError(f"tensor {name} has the shape {shape}")
         return GgufTensor(name, tuple(reversed(shape)), self._number("I"), self._number("Q"))
 
-    def values(self, name: str) -> NDArray[np.float32]:
-        """A tensor's values, dequantised. Raises BrokenTarget."""
+    def values(self, name: str, rows: slice = slice(None)) -> NDArray[np.float32]:
+        """Rows of a tensor, dequantised. Raises BrokenTarget."""
         from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
         from gguf.quants import dequantize
 
@@ -151,10 +151,12 @@ class GgufFile:
         if row % per_block or tensor.offset + size > self.path.stat().st_size:
             raise BrokenTarget(f"{self.path}: tensor {name} is cut short; download the file again")
         if not count:
-            return np.empty(tensor.shape, np.float32)
+            return np.empty(tensor.shape, np.float32)[rows]
         raw = np.memmap(self.path, np.uint8, "r", tensor.offset, (count // row, size * row // count))
         try:
-            return dequantize(raw, kind).astype(np.float32).reshape(tensor.shape)
+            if len(tensor.shape) == 2:
+                return dequantize(raw[rows], kind).astype(np.float32)
+            return dequantize(raw, kind).astype(np.float32).reshape(tensor.shape)[rows]
         except NotImplementedError:
             raise UnsupportedTarget(
                 f"tensor {name} is stored as {kind.name}, which is not supported; take a file of another quantisation"

@@ -29,7 +29,7 @@ from outrider_core.targets.linears import HEAD, Moments, Shape, linears_of
 from outrider_core.targets.part import POOL_BLOCK
 from outrider_core.targets.quantise import Rotation, hadamard, hadamard_block, rotate_blocks
 from outrider_core.targets.rope import Rope
-from outrider_core.targets.weights import Floats, Weights
+from outrider_core.targets.weights import Floats, Rows, Weights
 
 #: bits of an integer that a float64 holds
 DOUBLE_BITS = 53
@@ -84,6 +84,8 @@ class TargetGraph:
         rotated = self._linears.rotated and not config.post_norms
         self._rotation = Rotation(config.hidden_size) if rotated else None
         self._sums = Sums.of(bits, config, max_context)
+        layers = range(config.num_hidden_layers)
+        self._norm_names = [*(name for layer in layers for name in config.norms(layer)[::2]), "norm"]
 
     def build(self) -> onnx.ModelProto:
         """The whole model.
@@ -101,6 +103,45 @@ class TargetGraph:
         """
         config, graph = self.config, self.graph
         ids = graph.input("ids", TensorProto.INT64, ["tokens"])
+        self._declare()
+        wanted = graph.input("wanted", TensorProto.INT64, ["wanted"])
+        head = HEAD if config.tie_word_embeddings else "embed_tokens"
+        shape = (config.vocab_size, config.hidden_size)
+        residual = self._linears.embedding(head, ids, lambda: Rows(shape, self._embedded), shape)
+        residual = self._times("embedding_scale", residual, config.embedding_scale)
+        graph.output("logits", TensorProto.FLOAT, ["wanted", config.vocab_size])
+        normed = residual
+        if first := self._gains(0):
+            normed = graph.op("SimplifiedLayerNormalization", residual, first, epsilon=config.rms_norm_eps, axis=-1)
+        for layer in range(config.num_hidden_layers):
+            normed, residual = self._layer(layer, normed, residual)
+            self.done(layer)
+        chosen = graph.op("Gather", normed, wanted)
+        scaled = config.logit_scale != 1.0
+        name = "" if scaled else "logits"
+        logits = self._linear(HEAD, chosen, lambda: Rows(shape, self._head), shape, output=name)
+        if scaled:
+            self._times("logit_scale", logits, config.logit_scale, "logits")
+        return graph.model("target")
+
+    def piece(self, layer: int) -> onnx.ModelProto:
+        """One layer alone.
+
+        Inputs: `normed` and `residual` float32 [T, hidden_size], what it reads and adds to, and those of `build` but
+        ids and wanted. Outputs: the same of the next layer, `next_normed` and `next_residual`. The last layer's
+        `next_normed` is what the LM head reads.
+        """
+        graph = self.graph
+        shape: list[int | str] = ["tokens", self.config.hidden_size]
+        self._declare()
+        before = [graph.input(name, TensorProto.FLOAT, shape) for name in ("normed", "residual")]
+        for name, value in zip(("next_normed", "next_residual"), self._layer(layer, *before), strict=True):
+            graph.output(graph.op("Identity", value, name=name), TensorProto.FLOAT, shape)
+        return graph.model("layer")
+
+    def _declare(self) -> None:
+        """The inputs of every layer."""
+        config, graph = self.config, self.graph
         graph.input("positions", TensorProto.INT64, [1, "tokens"])
         graph.input("queries", TensorProto.INT64, ["query_blocks", config.num_key_value_heads, "queries"])
         graph.input("mask", TensorProto.FLOAT, ["blocks", 1, "queries", POOL_BLOCK])
@@ -111,34 +152,24 @@ class TargetGraph:
         graph.input("shares_of_blocks", TensorProto.DOUBLE, ["parts", "blocks"])
         graph.input("answers", TensorProto.INT64, ["tokens", config.num_attention_heads])
         graph.input("slots", TensorProto.INT64, [1, config.num_key_value_heads, "tokens", 3])
-        wanted = graph.input("wanted", TensorProto.INT64, ["wanted"])
         self._rotary_tables("", config.rope)
         if config.window_rope:
             self._rotary_tables("window_", config.window_rope)
 
-        head = HEAD if config.tie_word_embeddings else "embed_tokens"
-        shape = (config.vocab_size, config.hidden_size)
-        residual = self._linears.embedding(head, ids, lambda: self._turned(self.weights.read("embed_tokens")), shape)
-        residual = self._times("embedding_scale", residual, config.embedding_scale)
-        graph.output("logits", TensorProto.FLOAT, ["wanted", config.vocab_size])
-        first, *norms = self._norms()
-        normed = residual
-        if first:
-            normed = graph.op("SimplifiedLayerNormalization", residual, first, epsilon=config.rms_norm_eps, axis=-1)
-        for layer in range(config.num_hidden_layers):
-            mixed = self._attention(layer, normed)
-            normed, residual = self._add_and_norm(mixed, residual, norms[2 * layer], config.norms(layer)[1])
-            mixed = self._mlp(layer, normed)
-            normed, residual = self._add_and_norm(mixed, residual, norms[2 * layer + 1], config.norms(layer)[3])
-            self.done(layer)
-        read = "embed_tokens" if config.tie_word_embeddings else "lm_head"
-        chosen = graph.op("Gather", normed, wanted)
-        scaled = config.logit_scale != 1.0
-        name = "" if scaled else "logits"
-        logits = self._linear(HEAD, chosen, lambda: self._reading(self.weights.read(read), "norm"), shape, output=name)
-        if scaled:
-            self._times("logit_scale", logits, config.logit_scale, "logits")
-        return graph.model("target")
+    def _layer(self, layer: int, normed: str, residual: str) -> tuple[str, str]:
+        """(what the next layer reads, what it adds to)."""
+        norms = self.config.norms(layer)
+        mixed = self._attention(layer, normed)
+        normed, residual = self._add_and_norm(mixed, residual, self._gains(2 * layer + 1), norms[1])
+        mixed = self._mlp(layer, normed)
+        return self._add_and_norm(mixed, residual, self._gains(2 * layer + 2), norms[3])
+
+    def _embedded(self, rows: slice) -> Floats:
+        return self._turned(self.weights.read("embed_tokens", rows))
+
+    def _head(self, rows: slice) -> Floats:
+        name = "embed_tokens" if self.config.tie_word_embeddings else "lm_head"
+        return self._reading(self.weights.read(name, rows), "norm")
 
     def _rotary_tables(self, kind: str, rope: Rope) -> None:
         # RotaryEmbedding wants as many rows as a run has tokens
@@ -152,17 +183,15 @@ class TargetGraph:
             return x
         return self.graph.op("Mul", x, self.graph.constant(name, np.array(factor, np.float32)), name=output)
 
-    def _norms(self) -> list[str]:
-        """The gains of the residual stream's norms, in order; ones where the layers that read it have taken them in.
+    def _gains(self, index: int) -> str:
+        """The gains of a norm of the residual stream, counted from the first layer's.
 
-        "" for what is read without a norm.
+        Ones where the layer that reads it has taken them in; "" for what is read without a norm.
         """
-        config, graph = self.config, self.graph
         if self._rotation:
-            ones = graph.constant("ones", np.ones(config.hidden_size, np.float32))
-            return [ones] * (2 * config.num_hidden_layers + 1)
-        names = [name for layer in range(config.num_hidden_layers) for name in config.norms(layer)[::2]]
-        return [graph.constant(name, self.weights.read(name)) if name else "" for name in [*names, "norm"]]
+            return self.graph.constant("ones", np.ones(self.config.hidden_size, np.float32))
+        name = self._norm_names[index]
+        return self.graph.constant(name, self.weights.read(name)) if name else ""
 
     def _attention(self, layer: int, x: str) -> str:
         config, graph = self.config, self.graph
@@ -363,7 +392,7 @@ class TargetGraph:
         self,
         name: str,
         x: str,
-        weight: Callable[[], Floats],
+        weight: Callable[[], Floats | Rows],
         shape: Shape,
         bias: Floats | None = None,
         output: str = "",

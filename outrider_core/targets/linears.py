@@ -16,12 +16,12 @@ from onnx import TensorProto
 from outrider_core.targets.blocks import BLOCK, quantise4_blocks, quantise8_blocks
 from outrider_core.targets.builder import MICROSOFT, Builder
 from outrider_core.targets.config import UnsupportedTarget
-from outrider_core.targets.quantise import ZERO, as_bytes, quantise8
-from outrider_core.targets.weights import Floats
+from outrider_core.targets.quantise import ROWS_AT_ONCE, ZERO, as_bytes, quantise8
+from outrider_core.targets.weights import Floats, Rows
 
 #: what is known of a linear layer's inputs, by its name; see `quantise8`
 Moments = Callable[[str], NDArray[np.float64] | None]
-Weight = Callable[[], Floats]
+Weight = Callable[[], Floats | Rows]
 Array = NDArray[Any]
 #: outputs and inputs of a weight
 Shape = tuple[int, int]
@@ -88,11 +88,16 @@ class RowIntegers:
         return graph.op("Mul", product, largest, name=output)
 
 
-def _halves(values: Floats) -> Array:
+def _halves(values: Floats | Rows) -> Array:
     """Raise UnsupportedTarget for values that are too large or too small for float16."""
-    with np.errstate(over="ignore"):
-        halves = values.astype(np.float16)
-    if not np.abs(halves - values).max() <= 1e-3 * np.abs(values).max():
+    halves, error, largest = np.empty(values.shape, np.float16), 0.0, 0.0
+    for start in range(0, len(values), ROWS_AT_ONCE):
+        rows = values[start : start + ROWS_AT_ONCE]
+        with np.errstate(over="ignore"):
+            halves[start : start + len(rows)] = rows
+        error = max(error, float(np.abs(halves[start : start + len(rows)] - rows).max()))
+        largest = max(largest, float(np.abs(rows).max()))
+    if not error <= 1e-3 * largest:
         raise UnsupportedTarget("its embeddings lie beyond the range of 16 bits; export it at 4 or 32 bits")
     return halves
 
@@ -131,7 +136,7 @@ class BlockIntegers:
 
     def _bytes(self, name: str, weight: Weight) -> tuple[str, str]:
         """Bytes [N, blocks, BLOCK] and scales [N, blocks] of an 8-bit table."""
-        graph, quantised = self._graph, cache(lambda: quantise8_blocks(weight()))
+        graph, quantised = self._graph, cache(lambda: quantise8_blocks(np.asarray(weight())))
         values = graph.table(name + TABLE, lambda: quantised()[0])
         return values, self._scales(name, lambda: quantised()[1], lambda: quantised()[2])
 
@@ -141,7 +146,7 @@ class BlockIntegers:
         Nothing in it depends on an input, so ONNX Runtime computes it once. All of it is bytes, as what this takes in
         between is only freed once the last table is unpacked.
         """
-        graph, quantised = self._graph, cache(lambda: quantise4_blocks(weight(), self._moments(name)))
+        graph, quantised = self._graph, cache(lambda: quantise4_blocks(np.asarray(weight()), self._moments(name)))
         packed = graph.table(name + TABLE, lambda: quantised()[0])
         zeros = graph.table(f"{name}.zeros", lambda: quantised()[1])
         scales = self._scales(name, lambda: quantised()[2], lambda: quantised()[3])
@@ -171,9 +176,9 @@ class SingleFloats:
 
     def embedding(self, name: str, ids: str, weight: Weight, shape: Shape) -> str:
         """See Linears.embedding."""
-        return self._graph.op("Gather", self._graph.table(name + TABLE, weight), ids)
+        return self._graph.op("Gather", self._graph.table(name + TABLE, lambda: np.asarray(weight())), ids)
 
     def product(self, name: str, x: str, weight: Weight, shape: Shape, output: str) -> str:
         """See Linears.product."""
-        table = self._graph.table(name + TABLE, weight)
+        table = self._graph.table(name + TABLE, lambda: np.asarray(weight()))
         return self._graph.op("FusedMatMul", x, table, name=output, domain=MICROSOFT, transB=1)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
@@ -79,19 +76,12 @@ def products_graph(table: NDArray[np.int8] | None = None) -> bytes:
 
 def rows_graph(bits: int) -> bytes:
     """The ONNX file of one linear layer as a graph of 4 or 32 bits has it, on some weights."""
-    from onnx import TensorProto, numpy_helper
+    from onnx import TensorProto
 
-    from outrider_core.targets.builder import Builder
+    from outrider_core.targets.builder import Builder, InlineTables
     from outrider_core.targets.linears import linears_of
 
-    class Inside:
-        """Tables in the graph's own file."""
-
-        @staticmethod
-        def tensor(name: str, make: Callable[[], NDArray[Any]]) -> Any:
-            return numpy_helper.from_array(np.ascontiguousarray(make()), name)
-
-    graph, weight = Builder(Inside()), np.random.default_rng(0).standard_normal(PROBE_SHAPE, np.float32)
+    graph, weight = Builder(InlineTables()), np.random.default_rng(0).standard_normal(PROBE_SHAPE, np.float32)
     x = graph.input("activations", TensorProto.FLOAT, ["rows", PROBE_SHAPE[1]])
     graph.output("product", TensorProto.FLOAT, ["rows", PROBE_SHAPE[0]])
     linears_of(bits, graph, lambda name: None).product("probe", x, lambda: weight, PROBE_SHAPE, "product")

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider_core.targets.weights import Floats
+from outrider_core.targets.weights import Floats, Rows
 
 #: a byte that stands for zero
 ZERO = 128
@@ -22,7 +22,7 @@ DAMPING = 0.01
 Doubles = NDArray[np.float64]
 
 
-def quantise8(weight: Floats, moments: Doubles | None = None) -> tuple[NDArray[np.int8], Floats]:
+def quantise8(weight: Floats | Rows, moments: Doubles | None = None) -> tuple[NDArray[np.int8], Floats]:
     """weight float32 [N, K] -> (table int8 [N, K], scales float32 [N]); a weight is table * scale of its output.
 
     moments: sums of x xᵀ over inputs x, float64 [K, K]. With them, what rounding a weight changes in the outputs is

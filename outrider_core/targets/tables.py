@@ -37,7 +37,8 @@ class TableFile:
         durable.write(index, "".join(json.dumps(line) + "\n" for line in self._entries.values()))
         self._index = index.open("a")
         self._data.truncate(max((line["offset"] + line["length"] for line in self._entries.values()), default=0))
-        self._data.seek(0, 2)
+        self._data.seek(0)
+        self._digest = hashlib.file_digest(self._data, "sha256")
 
     def __enter__(self) -> TableFile:
         return self
@@ -47,6 +48,11 @@ class TableFile:
     ) -> None:
         self._data.close()
         self._index.close()
+
+    @property
+    def sha256(self) -> str:
+        """Of all bytes of the file so far, 64 hex digits."""
+        return self._digest.hexdigest()
 
     def tensor(self, name: str, make: Callable[[], Array]) -> onnx.TensorProto:
         """A reference to tensor `name`, which `make` computes unless it is there."""
@@ -58,9 +64,11 @@ class TableFile:
         return proto
 
     def _write(self, name: str, array: Array) -> dict[str, Any]:
-        self._data.write(bytes(-self._data.tell() % ALIGNMENT))
-        offset, values = self._data.tell(), np.ascontiguousarray(array).data
-        self._data.write(values)
+        gap, values = bytes(-self._data.tell() % ALIGNMENT), np.ascontiguousarray(array).data
+        offset = self._data.tell() + len(gap)
+        for part in (gap, values):
+            self._data.write(part)
+            self._digest.update(part)
         durable.settle(self._data)
         entry = {
             "name": name,

@@ -26,16 +26,34 @@ from outrider_core.targets.gguf_tokenizer import gguf_ends
 from outrider_core.targets.quantised import Quantisation, float8_values
 
 Floats = NDArray[np.float32]
+ALL = slice(None)
 
 
 class Weights(Protocol):
     """Where tensors come from."""
 
-    def read(self, name: str) -> Floats:
-        """Tensor `name` in float32, in the shape that TargetConfig.tensors has for it.
+    def read(self, name: str, rows: slice = ALL) -> Floats:
+        """Tensor `name` in float32, in the shape that TargetConfig.tensors has for it; `rows` of embedding and LM head.
 
         Raises BrokenTarget, also for values that are not numbers.
         """
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A large matrix that is read a few rows at a time. part: reads rows. NumPy takes it as an array, whole."""
+
+    shape: tuple[int, int]
+    part: Callable[[slice], Floats]
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, rows: slice) -> Floats:
+        return self.part(rows)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Floats:
+        return self.part(ALL)
 
 
 @dataclass(frozen=True)
@@ -45,6 +63,11 @@ class _Place:
     name: str
     begin: int
     end: int
+
+    def rows(self, part: slice) -> slice:
+        """Those of its own rows, as rows of what is stored."""
+        chosen = range(self.begin, self.end)[part]
+        return slice(chosen.start, chosen.stop)
 
 
 class _Places:
@@ -82,23 +105,24 @@ class SafetensorsWeights:
             name = (unused or extra)[0]
             raise UnsupportedTarget(f"it has a tensor {name}, which a model of type {config.family!r} does not have")
 
-    def read(self, name: str) -> Floats:
+    def read(self, name: str, rows: slice = ALL) -> Floats:
         """See Weights.read."""
         place = self._places.of[name]
-        values = self._whole(place.name)
-        if values.shape != self._places.shapes[place.name]:
-            raise BrokenTarget(f"{self._folder}: tensors of {name} make one of the shape {list(values.shape)}")
-        values = _numbers(self._folder, name, np.ascontiguousarray(values[place.begin : place.end]))
+        values = _numbers(self._folder, name, np.ascontiguousarray(self._stored_rows(place.name, place.rows(rows))))
         return values + np.float32(self._family.gain_offset) if name.endswith("norm") else values
 
-    def _whole(self, stored: str) -> Floats:
-        """All rows of a tensor that is stored so."""
+    def _stored_rows(self, stored: str, rows: slice) -> Floats:
+        """Rows of a tensor that is stored so; of one that is quantised, it is decoded whole."""
         if not (parts := self._parts(stored)) or self._quantisation is None:
-            return self._entries[stored].values()
+            return self._entries[stored].values(rows)
+        values = self._decoded(stored, parts, self._quantisation)
+        if values.shape != self._places.shapes[stored]:
+            raise BrokenTarget(f"{self._folder}: tensors of {stored} make one of the shape {list(values.shape)}")
+        return values[rows]
+
+    def _decoded(self, stored: str, parts: Mapping[str, _Entry], quantisation: Quantisation) -> Floats:
         try:
-            return self._quantisation.decode(
-                {part: entry.raw() for part, entry in parts.items()}, self._quantisation.options
-            )
+            return quantisation.decode({part: entry.raw() for part, entry in parts.items()}, quantisation.options)
         except (ValueError, IndexError, ArithmeticError, KeyError, TypeError) as error:
             if isinstance(error, BrokenTarget | UnsupportedTarget):
                 raise
@@ -131,7 +155,7 @@ class _Entry:
     shape: tuple[int, ...]
     begin: int
 
-    def raw(self) -> NDArray[Any]:
+    def raw(self, rows: slice = ALL) -> NDArray[Any]:
         """Its numbers, with those of BF16 and FP8 in float32."""
         count = math.prod(self.shape)
         if self.dtype not in DTYPES:
@@ -140,17 +164,18 @@ class _Entry:
         if self.begin + count * kind.itemsize > self.path.stat().st_size:
             raise BrokenTarget(f"{self.path}: tensor {self.name} is cut short; download the file again")
         raw: NDArray[Any] = np.memmap(self.path, kind, "r", self.begin, (count,)) if count else np.empty(0, kind)
+        raw = raw.reshape(self.shape)[rows] if self.shape else raw.reshape(())
         if self.dtype == "BF16":
             raw = (raw.astype(np.uint32) << 16).view(np.float32)
         elif self.dtype == "F8_E4M3":
             raw = float8_values()[raw]
-        return raw.reshape(self.shape)
+        return raw
 
-    def values(self) -> Floats:
+    def values(self, rows: slice = ALL) -> Floats:
         """In float32."""
         if self.dtype.startswith(("I", "U")):
             raise UnsupportedTarget(f"tensor {self.name} is stored as {self.dtype}, which is not supported")
-        return self.raw().astype(np.float32)
+        return self.raw(rows).astype(np.float32)
 
 
 def _stored(name: str, family: Family) -> str:
@@ -301,11 +326,11 @@ class GgufWeights:
         """Token ids that end an answer."""
         return gguf_ends(self.fields)
 
-    def read(self, name: str) -> Floats:
+    def read(self, name: str, rows: slice = ALL) -> Floats:
         """See Weights.read."""
         place = self._places.of[name]
-        whole = self._file.values(place.name)
-        values = _numbers(self._file.path, place.name, np.ascontiguousarray(whole[place.begin : place.end]))
+        stored = self._file.values(place.name, place.rows(rows))
+        values = _numbers(self._file.path, place.name, np.ascontiguousarray(stored))
         if FAMILIES[self.config.family].gguf_pairs and ".self_attn." in name:
             values = self._unpaired(name, values)
         return values
@@ -318,3 +343,11 @@ class GgufWeights:
             return values
         paired = values.reshape(heads, self.config.head_dim // 2, 2, *values.shape[1:])
         return np.ascontiguousarray(paired.swapaxes(1, 2)).reshape(values.shape)
+
+
+def open_weights(path: Path) -> tuple[Weights, TargetConfig]:
+    """A model's weights and shapes, from its folder or GGUF file. Raises UnsupportedTarget and BrokenTarget."""
+    if path.is_dir():
+        return folder_weights(path)
+    weights = GgufWeights(path)
+    return weights, weights.config

@@ -111,7 +111,7 @@ def test_a_prepared_bundle_is_served_from_its_folder(tmp_path: Path, bits: int) 
     save_tiny_drafter(tmp_path / "drafter", model, save_tiny_target(tmp_path / "target", model))
     identity = model_identity(tmp_path / "target")
     folder = tmp_path / "prepared"
-    made = make_target_bundle(TargetSource("mine", tmp_path / "target"), folder, 256, calibrate=False, bits=bits)
+    made = make_target_bundle(TargetSource("mine", tmp_path / "target"), folder, 256, bits=bits)
     shutil.rmtree(tmp_path / "target")
     values = {"model": str(folder), "drafter": tmp_path / "drafter", "max_model_len": 128, "kv_tokens": 384}
     settings = Settings(max_nodes=24, threads=1, tree_budget=8, **values)

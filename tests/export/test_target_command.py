@@ -72,9 +72,6 @@ def test_a_bundle_with_its_report(command: list[str], source: Path, tmp_path: Pa
         quality = report["quality"]
         assert quality["prompts"] == 2 and 0 < quality["answer_tokens"] <= 48
         assert 0 < quality["kl_divergence"] < (0.2 if bits == 8 else 2.0)  # of a model whose weights are noise
-        assert quality["surprise_excess"] == pytest.approx(
-            quality["surprise"] / quality["float32_surprise"] - 1, abs=1e-3
-        )
         assert f"| top-1 agreement | {quality['top1_agreement']} |" in text
 
 
@@ -120,11 +117,11 @@ def test_a_bundle_that_is_there_is_replaced_by_a_whole_one(command: list[str], t
     assert left(tmp_path) == ["bundle"]
 
 
-@pytest.mark.parametrize("bytes_a_file", [60_000, 250_000])
+@pytest.mark.parametrize("bytes_a_file", [20_000, 60_000])
 def test_a_full_disk_leaves_nothing(
     command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], bytes_a_file: int
 ) -> None:
-    """In the middle of the first copy, which is float32, or of its second matrix."""
+    """In the middle of the first matrix, or of a later one."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (bytes_a_file, hard))
@@ -167,7 +164,7 @@ def test_what_cannot_work_is_one_line(
     monkeypatch.setattr("export.target.target_plan.BASE_BYTES", 10**15)
     assert "GB of memory are needed" in error_of(*command)
     monkeypatch.setattr("export.target.target_plan.bundle_bytes", lambda *_: 10**16)
-    assert "GB free, 30000000.0 GB are needed; free some or choose another --output-dir" in error_of(*command)
+    assert "GB free, 10000000.0 GB are needed; free some or choose another --output-dir" in error_of(*command)
     assert left(tmp_path) == []
 
 
@@ -177,6 +174,7 @@ def test_a_dry_run_writes_nothing(
     assert main([*command, "--bits", "4", "--dry-run"]) == 0
     shown = capsys.readouterr().err
     assert "4-bit weights in blocks of 32" in shown and "GB" in shown and left(tmp_path) == []
+    assert "about 0.0 processor minutes; to calibrate" in shown
 
 
 def test_prompts_are_read_before_anything_is_lowered(

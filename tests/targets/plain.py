@@ -76,7 +76,7 @@ def lowered(model: Any, folder: Path, eos_ids: Iterable[int] = (), max_context: 
     model.save_pretrained(source)
     tiny_tokenizer(model.config.vocab_size).save_pretrained(source)
     place = folder / "bundle"
-    return make_target_bundle(TinySource("tiny", source, ends=tuple(eos_ids)), place, max_context, calibrate=False)
+    return make_target_bundle(TinySource("tiny", source, ends=tuple(eos_ids)), place, max_context)
 
 
 def tiny_truth(

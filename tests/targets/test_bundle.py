@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import random
@@ -11,12 +12,14 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from transformers import AutoTokenizer
 
 from outrider_core.models.target import open_target
+from outrider_core.targets.answers import WrittenAnswer
 from outrider_core.targets.bundle import (
     DATA_FILE,
     FORMAT_VERSION,
@@ -27,9 +30,12 @@ from outrider_core.targets.bundle import (
 )
 from outrider_core.targets.convert import make_target_bundle
 from outrider_core.targets.gguf_tokenizer import write_tokenizer
+from outrider_core.targets.quality import compare
+from outrider_core.targets.quantise import ROWS_AT_ONCE
 from outrider_core.targets.source import TargetSource
-from outrider_core.targets.weights import GgufWeights
+from outrider_core.targets.weights import Floats, GgufWeights, SafetensorsWeights, folder_weights
 from tests.power import forgotten, watched_disk
+from tests.targets.plain import lowered
 from tests.tiny import tiny_model, tiny_tokenizer
 from tests.waiting import HANG
 
@@ -73,7 +79,9 @@ def hidden(folder: Path) -> list[str]:
 def test_a_bundle_is_made_once_and_opens(source: Path, tmp_path: Path) -> None:
     layers = list[tuple[int, int]]()
     folder = tmp_path / "bundle"
-    made = make_target_bundle(TargetSource("tiny", source), folder, 128, done=lambda *done: layers.append(done))
+    made = make_target_bundle(
+        TargetSource("tiny", source), folder, 128, done=lambda *done: layers.append(done), calibrate=True
+    )
     assert sorted(set(layers)) == [(step, 12) for step in range(12)] and layers == sorted(layers)
     assert hidden(folder) == []
     assert (
@@ -125,7 +133,7 @@ def counted(handle):
     fsync(handle)
 
 os.fsync = counted
-convert.make_target_bundle(TargetSource("tiny", Path(sys.argv[1])), Path(sys.argv[2]), 128)
+convert.make_target_bundle(TargetSource("tiny", Path(sys.argv[1])), Path(sys.argv[2]), 128, calibrate=True)
 """
 
 
@@ -162,6 +170,47 @@ def test_what_a_power_cut_took_is_made_again(whole: tuple[Path, Path, int], tmp_
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == {
         path.name: path.read_bytes() for path in made.iterdir()
     }
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_tables_of_large_vocabularies_are_never_whole_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tied: bool
+) -> None:
+    """In float32, while the 8-bit copy is made and while it is compared."""
+    lots, read = list[int](), SafetensorsWeights.read
+
+    def watched(weights: SafetensorsWeights, name: str, rows: slice = slice(None)) -> Floats:
+        values = read(weights, name, rows)
+        if name in ("embed_tokens", "lm_head"):
+            lots.append(len(values))
+        return values
+
+    monkeypatch.setattr(SafetensorsWeights, "read", watched)
+    monkeypatch.setattr("outrider_core.targets.streamed.HEAD_ROWS", 1000)
+    bundle = lowered(tiny_model(vocab=5000, hidden=64, tied=tied, dtype=torch.float32), tmp_path)
+    assert sum(lots) == 2 * 5000 and max(lots) == ROWS_AT_ONCE < 5000
+    compare(bundle, *folder_weights(tmp_path / "source"), [WrittenAnswer([*range(60)], 3)])
+    assert max(lots) == ROWS_AT_ONCE
+
+
+def test_what_is_written_is_not_read_again_to_hash_it(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("outrider_core.cache.REMEMBERED_BYTES", 100_000)
+    read, opened = list[str](), Path.open
+
+    def watched(path: Path, mode: str = "r", *options: Any, **more: Any) -> Any:
+        if mode == "rb":
+            read.append(path.name)
+        return opened(path, mode, *options, **more)
+
+    monkeypatch.setattr(Path, "open", watched)
+    data = make(source, tmp_path / "bundle").folder / DATA_FILE
+    assert data.stat().st_size > 100_000 and "target.onnx" in read and DATA_FILE not in read
+    assert open_target_bundle(data.parent).digest
+    known = json.loads((tmp_path / "cache/hashes.json").read_text())
+    assert known[str(data)][-1] == hashlib.sha256(data.read_bytes()).hexdigest()
 
 
 def test_a_full_disk_leaves_nothing(source: Path, tmp_path: Path) -> None:

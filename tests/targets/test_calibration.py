@@ -109,7 +109,8 @@ def test_a_calibrated_copy_is_nearer_to_the_model(tmp_path: Path) -> None:
     plain = lowered(model, tmp_path)
     for path in (tmp_path / "source").glob("chat_template*"):
         path.unlink()
-    calibrated = make_target_bundle(TargetSource("tiny", tmp_path / "source"), tmp_path / "calibrated", 40)
+    source = TargetSource("tiny", tmp_path / "source")
+    calibrated = make_target_bundle(source, tmp_path / "calibrated", 40, calibrate=True)
     with torch.inference_mode():
         wanted = model(torch.tensor([TEXTS[1][:32]])).logits[0].numpy()
 
