@@ -16,9 +16,9 @@ from dataclasses import replace
 from typing import Any
 
 from cloud import loading, verifier
+from cloud.engine.choice import EngineName
 from cloud.engine.runner import Logits, ModelRunner
 from cloud.engine.served_model import ServedModel
-from cloud.engine_choice import EngineName
 from cloud.settings import Settings
 from cloud.telemetry.progress import BuildProgress
 from outrider_core.targets.part import Part

@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
+from cloud.engine.choice import EngineName, choose_engine
 from cloud.engine.served_model import ServedModel
 from cloud.engine.tree_budget import StepCosts
-from cloud.engine_choice import EngineName, choose_engine
 from cloud.server.accounts import Accounts
 from cloud.server.service import Verifier
 from cloud.settings import Settings
@@ -19,6 +19,8 @@ from outrider_core.drafting.ngrams import NgramsError, NgramTable
 from outrider_core.models.moa_config import DrafterError
 from outrider_core.targets.source import TargetError, TargetSource
 
+#: nodes per tree to ask devices for where another server runs the target
+UPSTREAM_NODES = 8
 #: step costs of a verifier from an earlier start, if they are known
 CostsOf = Callable[[Verifier], StepCosts | None]
 
@@ -52,6 +54,8 @@ def _load(settings: Settings, progress: BuildProgress | None, costs_of: CostsOf)
         why=choice.why,
         seconds=seconds,
     )
+    if model.top and not settings.tree_budget:  # another server's steps are not timed: they are not this one's alone
+        settings = settings.model_copy(update={"tree_budget": UPSTREAM_NODES})
     verifier = Verifier(model, settings, accounts)
     if not settings.tree_budget:
         verifier.calibrate(costs_of(verifier))
@@ -69,6 +73,10 @@ def load_model(
         from cloud.onnx_engine.loading import load_model as load_onnx
 
         model = load_onnx(settings, source, progress)
+    elif engine == "upstream":
+        from cloud.upstream_engine.loading import load_model as load_upstream
+
+        model = load_upstream(settings, source)
     elif engine == "vllm":
         from cloud.vllm_engine.loading import load_model as load_vllm
 

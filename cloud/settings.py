@@ -84,13 +84,16 @@ class Settings(BaseSettings):
     ] = None
 
     engine: Annotated[
-        Literal["auto", "torch", "onnx", "vllm"],
+        Literal["auto", "torch", "onnx", "vllm", "upstream"],
         Field(
             description="what runs the target; onnx: an 8-bit copy on the CPU, made at first start, exact in any tree; "
-            "vllm: vLLM, if it is installed; "
+            "vllm: vLLM, if it is installed; upstream: the server of --upstream; "
             "auto: onnx, but torch on a GPU, for a --dtype and for models that onnx does not run"
         ),
     ] = "auto"
+    upstream: Annotated[
+        str, Field(description="URL of a vLLM or SGLang server that serves --model, for --engine upstream")
+    ] = ""
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "float16", "float64"],
         Field(
@@ -191,6 +194,10 @@ class Settings(BaseSettings):
                 f"--engine vllm has no {', '.join(named)}; vLLM takes the device it was built for, and the "
                 "model's own quantization"
             )
+        if (self.engine == "upstream") != is_url(self.upstream):
+            raise ValueError("--engine upstream and --upstream http://HOST:PORT go together")
+        if self.engine == "upstream" and (named := self.torch_flags()):
+            raise ValueError(f"--engine upstream has no {', '.join(named)}: they are the other server's")
         if self.quantization != "none" and self.tensor_parallel_size > 1:
             raise ValueError(f"--quantization {self.quantization} works on one device, not with --tensor-parallel-size")
 
@@ -237,6 +244,11 @@ class Environment(EnvSettingsSource):
         if is_link(str(values.get("port", ""))):
             del values["port"]
         return values
+
+
+def is_url(text: str) -> bool:
+    """Return whether this is an address that HTTP reaches."""
+    return text.startswith(("http://", "https://")) and bool(urlsplit(text).hostname)
 
 
 def is_link(port: str) -> bool:

@@ -22,11 +22,11 @@ import numpy as np
 
 from benchmarks.slow_target import slow_down
 from cloud import loading, verifier
+from cloud.engine.choice import EngineName
 from cloud.engine.scheduler import Scheduler
 from cloud.engine.segment import Segment
 from cloud.engine.served_model import ServedModel
 from cloud.engine.sessions import SessionRecord
-from cloud.engine_choice import EngineName
 from cloud.settings import Settings
 from cloud.telemetry.progress import BuildProgress
 from lab.contenders import MoAContender

@@ -94,7 +94,7 @@ class LocalVerifier:
         """Load the target that `bundle` was made for, with a KV pool for one conversation.
 
         target: alias, Hugging Face id or folder; None: the manifest's. drafter: folder with the server half; None: the
-        one under drafters/ that has the bundle's hash. dtype: "auto" lets `cloud.engine_choice` choose the engine; a
+        one under drafters/ that has the bundle's hash. dtype: "auto" lets `cloud.engine.choice` choose the engine; a
         number format such as "float32" takes torch. threads: CPU threads of the target; 0: all cores but one, of two
         both for the 8-bit copy. progress: reports while an 8-bit copy of the target is built, once; None: in the log.
         settings: further fields of `cloud.settings.Settings`; its VERIFIER_* environment variables apply here too.

@@ -40,12 +40,12 @@ THREADS = 4
 class ConstraintDesk:
     """Compiles the grammars of constraints and follows their answers' text, the accounts in turns.
 
-    obeys: OBEYS_*, what constraints may ask for; `open` says which grammars there are.
+    obeys: OBEYS_*, what constraints may ask for; `open` says which grammars there are. offered: any are obeyed.
     """
 
-    def __init__(self, vocab_size: int, eos_ids: Sequence[int]) -> None:
+    def __init__(self, vocab_size: int, eos_ids: Sequence[int], offered: bool = True) -> None:
         self._vocab_size, self._eos_ids = vocab_size, tuple(eos_ids)
-        self.obeys = OBEYS_BIAS
+        self.obeys = OBEYS_BIAS if offered else 0
         self._tokenizer: ChatTokenizer | None = None
         self._grammars: Grammars | None = None  # takes memory, so it is opened for the first answer that wants one
         self._compiled: OrderedDict[str, CompiledGrammars] = OrderedDict()
@@ -54,6 +54,8 @@ class ConstraintDesk:
 
     def open(self, tokenizer: ChatTokenizer | None) -> None:
         """Offer grammars too, where there is a tokenizer and the installed packages allow it."""
+        if not self.obeys:
+            return
         try:
             if tokenizer is None:
                 raise GrammarsUnavailable("the target has no tokenizer")
@@ -65,6 +67,8 @@ class ConstraintDesk:
 
     def check(self, constraint: Constraint, length: int) -> str:
         """Return why it is refused at once for a text of `length` tokens, prompt included; "" where it is not."""
+        if not self.obeys:
+            return "this verifier's target runs on another server, which obeys no biases, penalties or schemas"
         if constraint.needs & ~self.obeys:
             return "this verifier offers no structured output; its log says why"
         if constraint.begin > length:

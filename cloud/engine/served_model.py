@@ -19,6 +19,7 @@ class ServedModel:
     write different text, though their target hash is the same.
     tokenizer: the target's; None: no chat completions. eos_ids: token ids that end an answer. max_positions: longest
     sequence that the target was made for. exact: a token's logits are the same bits whatever else its step computes.
+    top: likeliest tokens that are known of a row, if not all are; then there are no feature rows either.
     ngrams: of its answers. scheduler: makes what shares its steps among sessions.
     """
 
@@ -33,5 +34,6 @@ class ServedModel:
     runner: ModelRunner
     features: FeatureProducer
     exact: bool = False
+    top: int = 0
     ngrams: NgramTable | None = None
     scheduler: Callable[..., Scheduler] = Scheduler

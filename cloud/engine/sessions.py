@@ -91,6 +91,7 @@ class SessionStore:
     An account with more than an even share of a full store loses its own oldest record first. keep_ended: keys, values
     and feature rows of sessions that have ended stay for others of their account, for as long as the pool has room for
     them and at most `ttl` seconds unused; of these too there are at most `max_sessions`.
+    first_row: the first position that has a feature row.
     """
 
     def __init__(
@@ -101,8 +102,9 @@ class SessionStore:
         ttl: float = SESSION_SECONDS,
         clock: Callable[[], float] = time.monotonic,
         keep_ended: bool = False,
+        first_row: int = 0,
     ) -> None:
-        self._pool, self._shape, self._keep_ended = pool, shape, keep_ended
+        self._pool, self._shape, self._keep_ended, self._first_row = pool, shape, keep_ended, first_row
         self._max_sessions, self._ttl, self._clock = max_sessions, ttl, clock
         self._sessions: OrderedDict[bytes, SessionRecord] = OrderedDict()  # least recently used first
         self._ended: OrderedDict[bytes, SessionRecord] = OrderedDict()  # what they left, the same
@@ -137,7 +139,7 @@ class SessionStore:
         if session is None:
             if not self._make_room(busy):
                 return None
-            rows = PackedRows(self._shape)
+            rows = PackedRows(self._shape, self._first_row)
             session = SessionRecord(
                 session_id, list(tokens), request.sampling, request.seq, rows, rules, account=account
             )

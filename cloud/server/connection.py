@@ -181,7 +181,9 @@ class Connection:
             if self._limited(number, prefill=count + (len(constraint.schema) // BYTES_PER_TOKEN if constraint else 0)):
                 return
             tokens = unpack_ids(message.tokens)  # takes time, so it is charged first
-            text = verifier.constraints.check(constraint, count) if constraint else ""
+            text = verifier.refusal(message.sampling)
+            if constraint and not text:
+                text = verifier.constraints.check(constraint, count)
             if max(tokens) >= verifier.vocab_size:
                 text = f"token {max(tokens)} is outside the vocabulary of {verifier.vocab_size}"
             if text:

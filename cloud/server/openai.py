@@ -146,6 +146,8 @@ class EngineCompletion:
         """
         backend, paid = self._backend, size // BYTES_PER_TOKEN
         backend.charge(self._account, paid)
+        if why := self._verifier.refusal(asked.sampling(0)):
+            raise ApiError(400, why, "top_k", "unsupported_parameter")
         self._asked, self._ids = asked, await backend.tokenize(self._account, asked)
         constraint = asked.constraint(len(self._ids), self._verifier.vocab_size)
         schema = len(constraint.schema) // BYTES_PER_TOKEN if constraint else 0

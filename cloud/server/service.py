@@ -19,6 +19,7 @@ from cloud.server.accounts import Accounts, AuthError
 from cloud.settings import Settings
 from cloud.telemetry import log
 from cloud.telemetry.metrics import Metrics
+from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.wire import MAX_TOKENS, PROTOCOL_VERSION, Welcome
 
 VERSION = version("outrider")
@@ -31,7 +32,7 @@ class Verifier:
         self.target_hash, self.drafter_hash, self.tokenizer = model.target_hash, model.drafter_hash, model.tokenizer
         self.arithmetic = model.arithmetic
         self.model_name = settings.served_model_name or model.name
-        self.vocab_size = model.vocab_size
+        self.vocab_size, self._top = model.vocab_size, model.top
         self.max_context = min(settings.max_model_len, model.max_positions, MAX_TOKENS)
         self.max_nodes = settings.max_nodes
         self.accounts = Accounts() if accounts is None else accounts
@@ -41,12 +42,18 @@ class Verifier:
         )
         self._report_expiries()
         self.features = model.features
-        self.constraints = ConstraintDesk(model.vocab_size, model.eos_ids)
+        self.constraints = ConstraintDesk(model.vocab_size, model.eos_ids, offered=not model.top)
         self._runner, self._kv_tokens = model.runner, settings.kv_tokens
         pool = KVPool(settings.kv_tokens, self._runner.move)
         self.engine = TargetEngine(self._runner, pool, self.features, model.eos_ids, self.max_context)
         shares = settings.prefix_cache == "on" or (settings.prefix_cache == "auto" and self.accounts.required)
-        self.sessions = SessionStore(pool, self.features.shape, settings.max_sessions, keep_ended=shares)
+        self.sessions = SessionStore(
+            pool,
+            self.features.shape,
+            settings.max_sessions,
+            keep_ended=shares,
+            first_row=0 if self.features.layers else MAX_TOKENS,
+        )
         looks_up = settings.lookup == "on" or (settings.lookup == "auto" and model.exact)
         self.scheduler = model.scheduler(
             pool,
@@ -141,6 +148,15 @@ class Verifier:
     def submit(self, request: EngineRequest) -> None:
         """Hand a request to the engine thread, from any thread."""
         self.batcher.submit(request)
+
+    def refusal(self, sampling: Sampling) -> str:
+        """Return why nothing can be drawn by these parameters; "" if it can."""
+        if not self._top or sampling.greedy or 0 < sampling.top_k <= self._top:
+            return ""
+        return (
+            f"this verifier's target runs on another server, which tells the {self._top} likeliest tokens: "
+            f"use temperature 0 or a top_k of at most {self._top}"
+        )
 
     def welcome(self) -> Welcome:
         """Return what a device learns in the handshake."""

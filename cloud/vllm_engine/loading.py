@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
+from cloud.engine.choice import VLLM_RELEASE
 from cloud.engine.kvpool import GRANULE
 from cloud.engine.served_model import ServedModel
 from cloud.engine.tree_budget import TIMED_TOKENS
-from cloud.engine_choice import VLLM_RELEASE
 from cloud.settings import Settings
 from cloud.torch_engine.features import TorchFeatures
 from cloud.torch_engine.loading import LoadedDrafter

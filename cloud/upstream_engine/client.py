@@ -1,0 +1,179 @@
+"""What a server of vLLM or SGLang is asked over HTTP: the likeliest tokens behind each token of a text."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+import msgspec
+
+from outrider_core.targets.source import TargetError
+
+#: ids and log probabilities of a row's likeliest tokens
+TopRow = dict[int, float]
+#: likeliest tokens of a row to ask for: the most that the server allows. vLLM's own limit is 20.
+TOPS = (64, 20, 1)
+#: seconds that the server may take to answer
+TIMEOUT = 60.0
+#: holds the key that the server asks for
+KEY_VARIABLE = "UPSTREAM_API_KEY"
+
+
+class UpstreamError(RuntimeError):
+    """The server does not answer, or refuses. status: of HTTP; 0: there was no answer."""
+
+    def __init__(self, text: str, status: int = 0) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+class Scored(NamedTuple):
+    """rows: behind the wanted tokens of a text, then behind each of `written` but the last. written: greedily."""
+
+    rows: list[TopRow]
+    written: list[int]
+
+
+class Upstream(ABC):
+    """A server at `url`. top: likeliest tokens it tells of a row. positions: tokens of its longest text."""
+
+    name: str
+
+    def __init__(self, url: str, positions: int) -> None:
+        self.url, self.positions, self.top = url, positions, 1
+
+    @abstractmethod
+    def version(self) -> str:
+        """Return the server's release."""
+
+    @abstractmethod
+    def score(self, text: Sequence[int], wanted: int, ahead: int) -> Scored:
+        """Return rows behind the last `wanted` tokens of `text`, and what the server writes on, `ahead` tokens at most.
+
+        Raises UpstreamError.
+        """
+
+
+class Vllm(Upstream):
+    """`vllm serve MODEL --enable-scale-out --enable-prompt-tokens-details`."""
+
+    name = "vllm"
+
+    def version(self) -> str:
+        """See Upstream."""
+        return str(call(self.url, "/version")["version"])
+
+    def score(self, text: Sequence[int], wanted: int, ahead: int) -> Scored:
+        """See Upstream.
+
+        The rows of tokens whose keys and values were in the server's prefix cache are not computed, and what it returns
+        for them is not defined; they are asked for one by one.
+        """
+        sampling = {"max_tokens": ahead, "temperature": 0, "logprobs": self.top, "detokenize": False}
+        if wanted > 1:
+            sampling |= {"prompt_logprobs": self.top, "skip_reading_prefix_cache": False}
+        said = call(self.url, "/inference/v1/generate", {"token_ids": text, "sampling_params": sampling})
+        choice, details = said["choices"][0], said["usage"]["prompt_tokens_details"]
+        if details is None:
+            raise UpstreamError(
+                "it does not tell what its prefix cache held: --enable-prompt-tokens-details is missing"
+            )
+        begin = len(text) - wanted
+        lacking = min(max(0, details["cached_tokens"] - begin), wanted - 1)
+        rows = [self.score(text[: begin + 1 + index], 1, 1).rows[0] for index in range(lacking)]
+        computed = (said["prompt_logprobs"] or [])[begin + 1 + lacking :] if wanted > 1 else []
+        rows += [{int(token): each["logprob"] for token, each in row.items()} for row in computed]
+        content = choice["logprobs"]["content"]
+        rows += [{each["token_id"]: each["logprob"] for each in row["top_logprobs"]} for row in content]
+        return Scored(rows, choice["token_ids"])
+
+
+class Sglang(Upstream):
+    """`python -m sglang.launch_server --model-path MODEL`."""
+
+    name = "sglang"
+
+    def version(self) -> str:
+        """See Upstream."""
+        return str(call(self.url, "/get_server_info")["version"])
+
+    def score(self, text: Sequence[int], wanted: int, ahead: int) -> Scored:
+        """See Upstream. Its prefix cache is read up to `logprob_start_len`, so all rows behind that are computed."""
+        said = call(
+            self.url,
+            "/generate",
+            {
+                "input_ids": text,
+                "sampling_params": {"max_new_tokens": ahead, "temperature": 0},
+                "return_logprob": True,
+                "logprob_start_len": len(text) - wanted,
+                "top_logprobs_num": self.top,
+            },
+        )
+        told = said["meta_info"]
+        read = told["input_top_logprobs"][1 - wanted :] if wanted > 1 else []
+        rows = [{token: logprob for logprob, token, *_ in row} for row in [*read, *told["output_top_logprobs"]]]
+        return Scored(rows, said["output_ids"])
+
+
+def connect(url: str) -> Upstream:
+    """Find out what serves at `url`, and try it. Raises TargetError with one line that says what to change."""
+    try:
+        (model, *_) = call(url, "/v1/models")["data"]
+        kinds: dict[str, type[Upstream]] = {kind.name: kind for kind in (Vllm, Sglang)}
+        if model["owned_by"] not in kinds:
+            raise TargetError(f"--upstream {url}: {model['owned_by']!r} serves there; vLLM and SGLang are supported")
+        server = kinds[model["owned_by"]](url, model["max_model_len"])
+        for server.top in TOPS:
+            try:
+                if len(server.score([0, 0], 2, 1).rows) == 2:
+                    return server
+            except UpstreamError as error:
+                if server.top == TOPS[-1] or error.status != 400:
+                    raise
+        raise UpstreamError("it returns no log probabilities of a prompt")
+    except UpstreamError as error:
+        hint = {401: f"; its key is read from {KEY_VARIABLE}", 404: "; start vLLM with --enable-scale-out"}
+        raise TargetError(f"--upstream {url}: {error}{hint.get(error.status, '')}") from None
+    except (KeyError, TypeError, ValueError) as error:
+        raise TargetError(f"--upstream {url}: what answers there is neither vLLM nor SGLang ({error!r})") from None
+
+
+_kept = threading.local()
+
+
+def call(url: str, path: str, body: object = None) -> Any:
+    """Return the JSON that a POST of `body`, or a GET, is answered with. Each thread keeps its connection.
+
+    Raises UpstreamError.
+    """
+    key = os.environ.get(KEY_VARIABLE, "")
+    headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})}
+    parts, data = urlsplit(url), None if body is None else msgspec.json.encode(body)
+    for again in (True, False):
+        kept: http.client.HTTPConnection | None = getattr(_kept, "connection", None)
+        if fresh := kept is None or _kept.url != url:
+            kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+            kept = kind(parts.hostname or "", parts.port, timeout=TIMEOUT)
+        assert kept is not None
+        try:
+            kept.request("GET" if data is None else "POST", parts.path.rstrip("/") + path, data, headers)
+            reply = kept.getresponse()
+            said = reply.read()
+        except (OSError, http.client.HTTPException) as error:
+            kept.close()
+            _kept.connection = None
+            if fresh or not again:  # else the server closed an idle connection
+                raise UpstreamError(f"no answer: {str(error) or type(error).__name__}") from None
+            continue
+        _kept.connection, _kept.url = kept, url
+        if reply.status != 200:
+            text = " ".join(said.decode(errors="replace").split())[:200]
+            raise UpstreamError(f"{path} is refused with {reply.status}: {text}", reply.status)
+        return msgspec.json.decode(said)
+    raise AssertionError
