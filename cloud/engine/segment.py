@@ -29,7 +29,9 @@ class Segment(Part):
         extent = pool.extent(session.id)
         tokens = tuple(session.tokens[extent.used : extent.used + chain])
         drafted = TokenTree() if tree is None else tree
-        return cls(extent.base, extent.used, tokens, drafted, tree is not None, session=session, features=features)
+        sampling = session.sampling if session.rules is None else None
+        wanted = tree is not None
+        return cls(extent.base, extent.used, tokens, drafted, wanted, sampling, session=session, features=features)
 
     @property
     def prefill(self) -> int:

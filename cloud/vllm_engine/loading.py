@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from cloud.engine.choice import VLLM_RELEASE
@@ -43,7 +45,7 @@ def vllm_model(files: TargetFiles, drafter: LoadedDrafter, settings: Settings) -
     shape = files.config
     check_target(config.target_hash, files.name, files.model_hash, settings.drafter)
     config.check_fits(shape, files.name)
-    executor, runner = _start(files, settings)
+    executor, runner = _start(files, settings, config.target_layers)
     return ServedModel(
         name=files.name,
         target_hash=files.model_hash,
@@ -58,12 +60,13 @@ def vllm_model(files: TargetFiles, drafter: LoadedDrafter, settings: Settings) -
     )
 
 
-def _start(files: TargetFiles, settings: Settings) -> tuple[StepExecutor, VllmRunner]:
+def _start(files: TargetFiles, settings: Settings, layers: Sequence[int]) -> tuple[StepExecutor, VllmRunner]:
     """Start vLLM on a target's folder, with a KV cache for the pool and for the paths of one tree at least."""
     shape = files.config
     pool, scratch = -(-settings.kv_tokens // BLOCK), max(SCRATCH, scratch_blocks(settings.max_nodes, BLOCK))
     longest = max(settings.max_model_len, GRANULE + TIMED_TOKENS[-1])  # what is timed may be longer than any text
     positions = min(longest, longest_text(shape))
     eager = settings.cuda_graphs == "off"
-    executor = StepExecutor(files.folder, 1 + pool + scratch, BLOCK, positions, settings.dtype, eager)
-    return executor, VllmRunner(executor, PathLayout(BLOCK, 1 + pool, positions), scratch)
+    ranks = settings.tensor_parallel_size
+    executor = StepExecutor(files.folder, 1 + pool + scratch, BLOCK, positions, settings.dtype, eager, ranks)
+    return executor, VllmRunner(executor, PathLayout(BLOCK, 1 + pool, positions), scratch, layers)
