@@ -48,7 +48,6 @@ test-conformance: $(BUNDLE)/manifest.json $(VENV)/conformance
 test-gpu: $(VENV)/ready
 	OUTRIDER_TEST_DEVICE=cuda $(BIN)/python -m pytest -m gpu
 	$(BIN)/python -m benchmarks.engine --device cuda
-	$(BIN)/python -m benchmarks.host_time --device cuda --dtype bfloat16
 
 # The tests marked vllm, in an environment of its own, on the CPU; with VLLM_TESTS='vllm and slow' 100 answers of the default
 # target, half an hour

@@ -30,8 +30,7 @@ def load_verifier(
 ) -> Verifier:
     """Load target, drafter and accounts, and time steps. progress: see `load_model`. costs_of: what is known of them.
 
-    Raises TargetError, DrafterError or AuthError with one line. Of several tensor-parallel ranks only rank 0
-    returns; the others follow it until it ends, then raise SystemExit(0).
+    Raises TargetError, DrafterError or AuthError with one line.
     """
     try:
         return _load(settings, progress, costs_of)

@@ -24,9 +24,6 @@ from outrider_core.protocol.tree import MAX_NODES
 from outrider_core.serving import is_loopback
 from outrider_core.targets.source import DEFAULT_TARGET
 
-#: of weights alone; activations stay in the target's number format
-Quantization = Literal["none", "int8", "fp8"]
-
 
 class Settings(BaseSettings):
     """Serve a target to Outrider devices: verify their draft trees, decode for them, send feature rows.
@@ -88,7 +85,7 @@ class Settings(BaseSettings):
         Field(
             description="what runs the target; onnx: an 8-bit copy on the CPU, made at first start, exact in any tree; "
             "vllm: vLLM, if it is installed; upstream: the server of --upstream; "
-            "auto: onnx, but torch on a GPU, for a --dtype and for models that onnx does not run"
+            "auto: onnx, but vllm on a GPU, and torch for a --dtype and for models that onnx does not run"
         ),
     ] = "auto"
     upstream: Annotated[
@@ -100,26 +97,19 @@ class Settings(BaseSettings):
             description="the target's number format in torch or vLLM; auto: float32, with vLLM on a GPU the model's own"
         ),
     ] = "auto"
-    quantization: Annotated[
-        Quantization,
-        Field(
-            description="round the weights of a target in torch to 8 bits, by torchao: half the memory and half the "
-            "bytes a step on a GPU (on a CPU the onnx engine is the fast one)"
-        ),
-    ] = "none"
     device: Annotated[str, Field(description="torch device; auto uses CUDA if available")] = "auto"
     threads: Annotated[
         int, Field(ge=0, description="CPU threads of the target; 0: all cores but one (8 bits: both of two)")
     ] = 0
     tensor_parallel_size: Annotated[
-        int, Field(ge=1, description="tensor-parallel ranks; start with torchrun --nproc-per-node N -m cloud.verifier")
+        int, Field(ge=1, description="GPUs that share the target, each by a process that vLLM starts")
     ] = 1
 
     cuda_graphs: Annotated[
         Literal["on", "off"],
         Field(
-            description="how torch or vLLM runs steps on one GPU; on: compiled and recorded as CUDA graphs at start, "
-            "which takes minutes; torch checks them against off: operation by operation, attention session by session"
+            description="how vLLM runs steps on a GPU; on: compiled and recorded as CUDA graphs at start, which takes "
+            "minutes; off: operation by operation"
         ),
     ] = "off"
 
@@ -189,25 +179,20 @@ class Settings(BaseSettings):
         """Raise ValueError for what the chosen engine would pass over, or cannot do."""
         if self.engine == "onnx" and (named := self.torch_flags()):
             raise ValueError(f"--engine onnx has no {', '.join(named)}; use --engine torch, or leave it out")
-        if self.engine == "vllm" and (named := [flag for flag in self.torch_flags() if flag != "--dtype"]):
-            raise ValueError(
-                f"--engine vllm has no {', '.join(named)}; vLLM takes the device it was built for, and the "
-                "model's own quantization"
-            )
+        if self.engine == "vllm" and "--device" in self.torch_flags():
+            raise ValueError("--engine vllm has no --device; vLLM takes the one it was built for")
+        if self.engine not in ("auto", "vllm") and self.tensor_parallel_size > 1:
+            raise ValueError(f"--engine {self.engine} has no --tensor-parallel-size; use --engine vllm")
         if (self.engine == "upstream") != is_url(self.upstream):
             raise ValueError("--engine upstream and --upstream http://HOST:PORT go together")
         if self.engine == "upstream" and (named := self.torch_flags()):
             raise ValueError(f"--engine upstream has no {', '.join(named)}: they are the other server's")
-        if self.quantization != "none" and self.tensor_parallel_size > 1:
-            raise ValueError(f"--quantization {self.quantization} works on one device, not with --tensor-parallel-size")
 
     def torch_flags(self) -> list[str]:
         """The flags that were given and that the 8-bit engine does not have."""
         given = {
-            "--tensor-parallel-size": self.tensor_parallel_size > 1,
             "--device": self.device not in ("auto", "cpu"),
             "--dtype": self.dtype != "auto",
-            "--quantization": self.quantization != "none",
         }
         return [flag for flag, is_given in given.items() if is_given]
 

@@ -56,8 +56,6 @@ def main(argv: Sequence[str] | None = None, prog: str = "python -m cloud.verifie
         log.warning("unknown variable in the environment: no setting has this name", name=name)
     if is_link(link := os.environ.get("VERIFIER_PORT", "")):
         log.warning("VERIFIER_PORT is passed over: a link that Kubernetes makes for a Service, and no port", value=link)
-    if int(os.environ.get("RANK", "0")) > 0:
-        return _follow(settings)
     try:
         certificate = Certificate.of(settings)  # now, so that a wrong key fails before a large model is loaded
         bound = bind(settings.host, settings.port)  # so does a port in use
@@ -110,21 +108,6 @@ def _run(settings: Settings, bound: list[socket.socket], certificate: Certificat
     if server.status:
         log.settle()
         os._exit(server.status)  # what is broken may hang or crash while Python takes it down
-    return 0
-
-
-def _follow(settings: Settings) -> int:
-    """Any rank but the first: load its share and follow rank 0, which handles the signals and ends the others."""
-    from cloud.loading import load_verifier
-    from outrider_core.models.moa_config import DrafterError
-    from outrider_core.targets.source import TargetError
-
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
-    try:
-        load_verifier(settings)
-    except (TargetError, DrafterError) as error:
-        return _fail(str(error))
     return 0
 
 

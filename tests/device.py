@@ -9,7 +9,5 @@ import torch
 DEVICE = torch.device(os.environ.get("OUTRIDER_TEST_DEVICE", "cpu"))
 #: why nothing can run on it here; None where it can
 MISSING = "torch sees no CUDA device here" if DEVICE.type == "cuda" and not torch.cuda.is_available() else None
-#: two ranks share the work only where each has a device of its own
-TOO_FEW = DEVICE.type == "cuda" and torch.cuda.device_count() < 2
 #: how far float64 logits there are from a CPU's: rotary angles are float32, whose cosines differ in the last bit
 EXACT = 1e-10 if DEVICE.type == "cpu" else 1e-5

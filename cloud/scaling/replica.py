@@ -20,7 +20,7 @@ REPLICA_HEADER = b"x-replica"
 class Replica:
     """One verifier in a process of its own, as Serve drives it. Loads in the constructor, so once per process.
 
-    The other tensor-parallel ranks are processes beside it, on the GPUs that Ray has given it.
+    vLLM's other tensor-parallel ranks are processes beside it, on the GPUs that Ray has given it.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -29,17 +29,7 @@ class Replica:
 
         log.write_to_stderr(settings)
         self._fleet: FleetMetrics | None = None
-        followers = None
-        if settings.tensor_parallel_size > 1:
-            from cloud.torch_engine.parallel import Followers
-
-            followers = Followers(settings)
-        try:
-            self._settings, self._verifier = settings, load_verifier(settings)
-        except Exception:
-            if followers:
-                followers.kill()
-            raise
+        self._settings, self._verifier = settings, load_verifier(settings)
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         """Serve asks for the app after the constructor and runs its lifespan, which starts the engine thread."""

@@ -72,12 +72,18 @@ class Vllm(Upstream):
         """See Upstream.
 
         The rows of tokens whose keys and values were in the server's prefix cache are not computed, and what it returns
-        for them is not defined; they are asked for one by one.
+        for them is uninitialised memory, or status 400 if there are no numbers in that. They are asked for one by one.
         """
         sampling = {"max_tokens": ahead, "temperature": 0, "logprobs": self.top, "detokenize": False}
         if wanted > 1:
             sampling |= {"prompt_logprobs": self.top, "skip_reading_prefix_cache": False}
-        said = call(self.url, "/inference/v1/generate", {"token_ids": text, "sampling_params": sampling})
+        try:
+            said = call(self.url, "/inference/v1/generate", {"token_ids": text, "sampling_params": sampling})
+        except UpstreamError as error:
+            if error.status != 400 or wanted == 1:
+                raise
+            last = self.score(text, 1, ahead)
+            return Scored([*self._one_by_one(text, wanted, wanted - 1), *last.rows], last.written)
         choice, details = said["choices"][0], said["usage"]["prompt_tokens_details"]
         if details is None:
             raise UpstreamError(
@@ -85,12 +91,17 @@ class Vllm(Upstream):
             )
         begin = len(text) - wanted
         lacking = min(max(0, details["cached_tokens"] - begin), wanted - 1)
-        rows = [self.score(text[: begin + 1 + index], 1, 1).rows[0] for index in range(lacking)]
+        rows = self._one_by_one(text, wanted, lacking)
         computed = (said["prompt_logprobs"] or [])[begin + 1 + lacking :] if wanted > 1 else []
         rows += [{int(token): each["logprob"] for token, each in row.items()} for row in computed]
         content = choice["logprobs"]["content"]
         rows += [{each["token_id"]: each["logprob"] for each in row["top_logprobs"]} for row in content]
         return Scored(rows, choice["token_ids"])
+
+    def _one_by_one(self, text: Sequence[int], wanted: int, count: int) -> list[TopRow]:
+        """The first `count` of the wanted rows."""
+        begin = len(text) - wanted + 1
+        return [self.score(text[:end], 1, 1).rows[0] for end in range(begin, begin + count)]
 
 
 class Sglang(Upstream):

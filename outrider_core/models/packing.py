@@ -34,15 +34,10 @@ def pack_linears(model: Any) -> int:
     count = 0
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
-            if type(child) is nn.Linear and _plain(child.weight) and child.weight.dtype in formats:
+            if type(child) is nn.Linear and child.weight.device.type == "cpu" and child.weight.dtype in formats:
                 setattr(parent, name, PackedLinear(child))
                 count += 1
     return count
-
-
-def _plain(weight: Tensor) -> bool:
-    """On the CPU, and not rounded by torchao."""
-    return type(weight.data) is Tensor and weight.device.type == "cpu"
 
 
 def _formats() -> set[torch.dtype]:

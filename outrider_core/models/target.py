@@ -124,12 +124,11 @@ class TargetFiles:
     model_hash: str
     eos_ids: tuple[int, ...]
 
-    def load(self, dtype: str = "float32", device: str = "cpu", tp: int = 1) -> Target:
+    def load(self, dtype: str = "float32", device: str = "cpu") -> Target:
         """Load the weights.
 
-        dtype: "float64", "float32", "bfloat16" or "float16". device: "cpu", "cuda", "cuda:1", ... tp: ranks that share
-        the weights; torch's process group must be up, and every rank calls this. Raises TargetError with one clear line
-        on anything broken or unsupported.
+        dtype: "float64", "float32", "bfloat16" or "float16". device: "cpu", "cuda", "cuda:1", ... Raises
+        TargetError with one clear line on anything broken or unsupported.
         """
         import torch
         from transformers import AutoModelForCausalLM
@@ -140,23 +139,16 @@ class TargetFiles:
             raise TargetError(f"{self.name}: torch does not run folders quantised by {method}; --engine onnx may")
         if device.startswith("cuda") and not torch.cuda.is_available():
             raise TargetError(f"device {device} was asked for, but torch sees no CUDA device; use --device cpu")
-        sharing: dict[str, Any] = {}
-        if tp > 1:
-            from transformers.distributed import DistributedConfig
-
-            _check_shares(self.name, self.config, tp)
-            sharing["distributed_config"] = DistributedConfig(tp_size=tp)
         try:
             model = AutoModelForCausalLM.from_pretrained(
-                self.folder, dtype=getattr(torch, dtype), local_files_only=True, trust_remote_code=False, **sharing
+                self.folder, dtype=getattr(torch, dtype), local_files_only=True, trust_remote_code=False
             )
         except Exception as error:
             raise _unloadable(self.name, self.folder, error) from error
         model.requires_grad_(False).eval()
         if broken := next((name for name, each in model.named_parameters() if not each.isfinite().all()), ""):
             raise TargetError(f"{self.name}: tensor {broken} holds values that are not numbers; download it again")
-        if tp == 1:
-            model.to(device)
+        model.to(device)
         return Target(model, self.tokenizer, self.name, self.folder, self.model_hash, self.eos_ids)
 
     def tables(self) -> tuple[Any, Any]:
@@ -198,15 +190,9 @@ def open_target(source: TargetSource) -> TargetFiles:
     return TargetFiles(config, tokenizer, name, folder, identity, eos_ids)
 
 
-def load_target(source: TargetSource, dtype: str = "float32", device: str = "cpu", tp: int = 1) -> Target:
+def load_target(source: TargetSource, dtype: str = "float32", device: str = "cpu") -> Target:
     """Load a target as a frozen causal LM: see `TargetFiles.load`."""
-    return open_target(source).load(dtype, device, tp)
-
-
-def _check_shares(name: str, config: Any, tp: int) -> None:
-    heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
-    if heads % tp or kv_heads % tp:
-        raise TargetError(f"{name}: {heads} heads and {kv_heads} key/value heads cannot be divided among {tp} ranks")
+    return open_target(source).load(dtype, device)
 
 
 def _unloadable(name: str, folder: Path, error: Exception) -> TargetError:

@@ -28,9 +28,8 @@ from cloud.server.accounts import Accounts
 from cloud.server.service import Verifier
 from cloud.settings import Settings
 from cloud.torch_engine.loading import torch_model
-from cloud.torch_engine.runner import Steps, TorchRunner
 from outrider_core.models.moa import server_half
-from outrider_core.models.target import TargetFiles, head_dim_of
+from outrider_core.models.target import TargetFiles
 from outrider_core.protocol.constraint import Rules
 from outrider_core.protocol.rows import pack_rows, unpack_rows
 from outrider_core.protocol.sampling import Sampling
@@ -64,14 +63,14 @@ GATE_LIMITS = ("request_seconds", "message_seconds", "max_connections")
 
 #: of a tiny model that vLLM has kernels for
 FOR_VLLM = {"hidden": 128, "dtype": torch.float32}
-Kind = Steps | Literal["vllm"]
+Kind = Literal["torch", "vllm"]
 #: that kind among a test's parameters
 VLLM = pytest.param("vllm", marks=pytest.mark.vllm)
 
 
-def made_for(steps: Kind) -> dict[str, Any]:
-    """Options of `tiny_model` that `make_verifier` takes with these steps."""
-    return FOR_VLLM if steps == "vllm" else {}
+def made_for(engine: Kind) -> dict[str, Any]:
+    """Options of `tiny_model` that `make_verifier` takes with this engine."""
+    return FOR_VLLM if engine == "vllm" else {}
 
 
 def make_verifier(
@@ -79,36 +78,29 @@ def make_verifier(
     eos_ids: tuple[int, ...] = (3,),
     *,
     prefill_chunk: int = 16,
-    steps: Kind | None = None,
+    engine: Kind = "torch",
     accounts: Accounts | None = None,
     **settings: Any,
 ) -> Verifier:
-    """A verifier of the tiny model, not started.
-
-    steps: how its runner runs them, or that it is vLLM's; None: as is fit for the device.
-    """
+    """A verifier of the tiny model, not started."""
     values = {"max_model_len": 128, "max_nodes": 24, "kv_tokens": 512, "max_sessions": 32}
     drafter = (*tiny_drafter_config(model), DRAFTER_HASH)
     chosen = Settings(**{**values, **settings})
-    verifier = Verifier(_served(model, eos_ids, steps, drafter, chosen), chosen, accounts)
+    verifier = Verifier(_served(model, eos_ids, engine, drafter, chosen), chosen, accounts)
     verifier.batcher.watchdog.seconds = HANG
     verifier.engine.mask_seconds = HANG  # a busy machine changes no step
     return in_chunks(verifier, prefill_chunk)
 
 
-def _served(model: Any, eos_ids: tuple[int, ...], steps: Kind | None, drafter: Any, settings: Settings) -> ServedModel:
-    if steps == "vllm":
+def _served(model: Any, eos_ids: tuple[int, ...], engine: Kind, drafter: Any, settings: Settings) -> ServedModel:
+    if engine == "vllm":
         from cloud.vllm_engine.loading import vllm_model
 
         with tempfile.TemporaryDirectory() as folder:
             model.save_pretrained(folder)
             files = TargetFiles(model.config, None, "tiny", Path(folder), "tiny-target", eos_ids)
             return vllm_model(files, drafter, settings)
-    target, runner = tiny_target(model, eos_ids), None
-    if steps is not None:
-        shape = target.config
-        runner = TorchRunner(target.model, settings.kv_tokens, shape.num_key_value_heads, head_dim_of(shape), steps)
-    return torch_model(target, drafter, settings, runner)
+    return torch_model(tiny_target(model, eos_ids), drafter, settings)
 
 
 def in_chunks(verifier: Verifier, tokens: int) -> Verifier:

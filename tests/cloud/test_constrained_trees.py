@@ -28,19 +28,19 @@ CONSTRAINTS = {
     "presence": Constraint(BEGIN, 0.0, 1.3),
     "rewards": Constraint(BEGIN, -0.6, -1.1, *pack_bias({token: 0.1 * token for token in range(40)})),
 }
-each_engine = pytest.mark.parametrize("steps", ["loop", VLLM])
+each_engine = pytest.mark.parametrize("engine", ["torch", VLLM])
 SAMPLINGS = {"greedy": Sampling(), "sampled": Sampling(1.0, seed=4), "cut": Sampling(0.8, 50, 0.9, 0.01, seed=5)}
 
 
 @each_engine
 @pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
 @pytest.mark.parametrize("constraint", CONSTRAINTS.values(), ids=CONSTRAINTS)
-def test_trees_change_nothing(constraint: Constraint, sampling: Sampling, steps: Kind) -> None:
-    model = tiny_model(seed=7, vocab=VOCAB, **made_for(steps))
+def test_trees_change_nothing(constraint: Constraint, sampling: Sampling, engine: Kind) -> None:
+    model = tiny_model(seed=7, vocab=VOCAB, **made_for(engine))
     truth = plain_decode(model, PROMPT, sampling, 40 + SPARE, eos_ids=(), rules=Rules(constraint))
     assert truth != plain_decode(model, PROMPT, sampling, 40 + SPARE, eos_ids=())
     rng = random.Random(str(constraint))
-    replicas = [make_verifier(model, (), steps=steps) for _ in range(2)]
+    replicas = [make_verifier(model, (), engine=engine) for _ in range(2)]
     with started(replicas[0]) as one, started(replicas[1]) as two:
         home, session, tokens, seq, accepted = one, os.urandom(16), list(PROMPT), 0, 0
         home.open(session, tokens, 0, sampling, rules=Rules(constraint))

@@ -51,9 +51,7 @@ def test_a_cpu_runs_the_8_bit_engine(folder: Path) -> None:
     [
         {"dtype": "float32"},
         {"dtype": "bfloat16"},
-        {"quantization": "fp8"},
         {"device": "cuda:1"},
-        {"tensor_parallel_size": 2},
     ],
 )
 def test_what_only_torch_has_takes_torch(folder: Path, values: dict[str, Any]) -> None:
@@ -62,15 +60,20 @@ def test_what_only_torch_has_takes_torch(folder: Path, values: dict[str, Any]) -
     assert taken.engine == "torch" and f"--{name.replace('_', '-')}" in taken.why
 
 
-def test_a_gpu_takes_torch_where_torch_sees_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_takes_vllm_where_that_is_installed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choice, "_driver_counts_gpus", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert chosen(folder) == Choice("torch", "a GPU is there")
+    monkeypatch.setattr(choice, "_vllm_release", lambda: "0.32.1")
+    assert chosen(folder) == chosen(folder, dtype="bfloat16") == Choice("vllm", "a GPU is there")
     assert chosen(folder, device="cpu").engine == chosen(folder, engine="onnx").engine == "onnx"
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert chosen(folder).engine == "onnx"
-    without_torch(monkeypatch)
-    assert chosen(folder) == Choice("onnx", "no GPU is used; for the GPU: pip install 'outrider[torch]'")
+    hint = "for the GPU, in an environment of its own: pip install 'outrider[vllm]'"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)  # a vLLM for CPUs
+    assert chosen(folder) == Choice("onnx", f"no GPU is used; {hint}")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    for release in ("", "0.33.0"):
+        monkeypatch.setattr(choice, "_vllm_release", lambda release=release: release)
+        assert chosen(folder) == Choice("onnx", f"no GPU is used; {hint}")
+        assert chosen(folder, dtype="bfloat16").why.endswith(hint)
 
 
 @pytest.mark.parametrize(
@@ -125,8 +128,11 @@ def test_another_vllm_than_the_one_it_is_written_for_is_refused(
     with pytest.raises(TargetError, match=rf"needs vLLM 0\.32, and {says}.*pip install 'outrider\[vllm\]'") as refused:
         chosen(folder, engine="vllm")
     assert "\n" not in str(refused.value)
+    with pytest.raises(TargetError, match=r"--tensor-parallel-size needs vLLM 0\.32"):
+        chosen(folder, tensor_parallel_size=2)
     there["vllm"] = "0.32.4"
     assert chosen(folder, engine="vllm", dtype="bfloat16") == Choice("vllm", "--engine vllm")
+    assert chosen(folder, tensor_parallel_size=2) == Choice("vllm", "--tensor-parallel-size")
 
 
 def test_the_extra_is_of_the_same_release() -> None:

@@ -21,14 +21,14 @@ POISON = 90
 PROMPT = [5, 6, 7]
 
 
-@pytest.mark.parametrize("steps", ["loop", "pool", VLLM])
+@pytest.mark.parametrize("engine", ["torch", VLLM])
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=1.0, top_p=0.9, seed=7)])
-def test_a_session_whose_logits_are_not_numbers_fails_alone(sampling: Sampling, steps: Kind) -> None:
-    model = tiny_model(**made_for(steps))
+def test_a_session_whose_logits_are_not_numbers_fails_alone(sampling: Sampling, engine: Kind) -> None:
+    model = tiny_model(**made_for(engine))
     truth = plain_decode(model, PROMPT, sampling, 12, eos_ids=())
     assert POISON not in truth
     model.model.embed_tokens.weight[POISON] = float("nan")
-    verifier = make_verifier(model, (), steps=steps)
+    verifier = make_verifier(model, (), engine=engine)
     with started(verifier) as direct:
         good, bad = os.urandom(16), os.urandom(16)
         direct.open(good, PROMPT, 0, sampling)

@@ -13,7 +13,7 @@ import torch
 
 from cloud.engine.segment import Segment
 from cloud.engine.sessions import SessionRecord
-from cloud.torch_engine.loop import span_mask
+from cloud.torch_engine.attention import span_mask
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.tree import TokenTree
 from outrider_core.protocol.wire import FINISH_EOS, FINISH_LENGTH, Generate, Open, Verdict, pack_ids
@@ -34,7 +34,7 @@ from tests.waiting import HANG
 
 pytestmark = pytest.mark.gpu
 #: attention session by session, and in one call over the whole pool
-each_way = pytest.mark.parametrize("steps", ["loop", "pool", VLLM])
+each_way = pytest.mark.parametrize("engine", ["torch", VLLM])
 
 VOCAB = 199
 #: the oracle runs this far ahead: more than a tree is deep
@@ -89,12 +89,12 @@ def conversations(model: Any, rng: random.Random, count: int, new: int) -> list[
 @pytest.mark.parametrize(
     "family", [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in MODELS]
 )
-def test_many_sessions_with_evictions_and_replicas(family: str, steps: Kind) -> None:
-    model = tiny_model(family, seed=7, vocab=VOCAB, **{**MODELS[family], **made_for(steps)})
+def test_many_sessions_with_evictions_and_replicas(family: str, engine: Kind) -> None:
+    model = tiny_model(family, seed=7, vocab=VOCAB, **{**MODELS[family], **made_for(engine)})
     rng = random.Random(family)
     talks = conversations(model, rng, 6, 26 + SPARE)
     # two extents for six sessions, so every round evicts
-    replicas = [make_verifier(model, (), steps=steps, kv_tokens=256) for _ in range(2)]
+    replicas = [make_verifier(model, (), engine=engine, kv_tokens=256) for _ in range(2)]
     resumed = evicted = 0
     with started(replicas[0]) as one, started(replicas[1]) as two:
         home: dict[bytes, Direct] = {}
@@ -146,20 +146,20 @@ ROPES: list[dict[str, Any] | None] = [
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("rope", ROPES, ids=lambda rope: (rope or {}).get("rope_type", "default"))
 def test_a_session_does_not_depend_on_its_neighbours(
-    dtype: torch.dtype, rope: dict[str, Any] | None, steps: Kind
+    dtype: torch.dtype, rope: dict[str, Any] | None, engine: Kind
 ) -> None:
     """Logits, keys and values of one tree, alone and among others with chains and trees of their own."""
-    if steps == "vllm" and dtype == torch.float64:
+    if engine == "vllm" and dtype == torch.float64:
         pytest.skip("vLLM has no float64")
-    model = tiny_model("llama", seed=3, vocab=VOCAB, rope=rope, **{**made_for(steps), "dtype": dtype})
+    model = tiny_model("llama", seed=3, vocab=VOCAB, rope=rope, **{**made_for(engine), "dtype": dtype})
     rng = random.Random(1)
     prompt = [rng.randrange(4, VOCAB) for _ in range(30)]
     tree = random_tree(random.Random(5), [10, 11, 12, 13, 14, 15], VOCAB)
     assert len(tree) > 3 and max(tree.depths) > 1
 
     def run(others: int) -> torch.Tensor:
-        verifier = make_verifier(model, (), steps=steps, kv_tokens=4096)
-        engine, store = verifier.engine, verifier.sessions
+        verifier = make_verifier(model, (), engine=engine, kv_tokens=4096)
+        stepper, store = verifier.engine, verifier.sessions
         keep: set[bytes] = set()
         segments = []
         for index in range(others + 1):
@@ -169,9 +169,9 @@ def test_a_session_does_not_depend_on_its_neighbours(
             assert isinstance(session, SessionRecord)
             drafted = tree if index == others else random_tree(rng, [1, 2, 3, 4, 5], VOCAB)
             keep.add(name)
-            assert engine.pool.reserve(name, len(tokens) + len(drafted), keep)
-            segments.append(Segment.of(session, engine.pool, len(tokens), drafted))
-        logits = engine.forward(segments).values  # type: ignore[union-attr]
+            assert stepper.pool.reserve(name, len(tokens) + len(drafted), keep)
+            segments.append(Segment.of(session, stepper.pool, len(tokens), drafted))
+        logits = stepper.forward(segments).values  # type: ignore[union-attr]
         assert logits.shape == (sum(1 + len(segment.tree) for segment in segments), VOCAB)
         return logits[-1 - len(tree) :].cpu()
 
@@ -208,11 +208,11 @@ def test_mask_shows_past_chain_and_ancestors() -> None:
 
 @each_way
 @pytest.mark.parametrize("sampling", SAMPLINGS[:3])
-def test_generate_equals_plain_decoding(sampling: Sampling, steps: Kind) -> None:
-    model = tiny_model("qwen2", seed=11, vocab=VOCAB, **made_for(steps))
+def test_generate_equals_plain_decoding(sampling: Sampling, engine: Kind) -> None:
+    model = tiny_model("qwen2", seed=11, vocab=VOCAB, **made_for(engine))
     prompt = [20, 21, 22]
     truth = plain_decode(model, prompt, sampling, 15, eos_ids=())
-    with started(make_verifier(model, (), steps=steps)) as direct:
+    with started(make_verifier(model, (), engine=engine)) as direct:
         session = os.urandom(16)
         direct.open(session, prompt, 0, sampling)
         _, replies = direct.submit(session, Generate(0, 1, 3, 10))
@@ -301,13 +301,13 @@ def test_full_context_ends_the_walk() -> None:
 
 
 @each_way
-def test_compaction_leaves_what_a_plain_prefill_would_have_written(steps: Kind) -> None:
-    model = tiny_model("mistral", seed=5, vocab=VOCAB, **made_for(steps))
+def test_compaction_leaves_what_a_plain_prefill_would_have_written(engine: Kind) -> None:
+    model = tiny_model("mistral", seed=5, vocab=VOCAB, **made_for(engine))
     prompt = [4, 5, 6, 7, 8]
     truth = plain_decode(model, prompt, Sampling(), 6, eos_ids=())
     # the accepted path is nodes 1, 3, 6: none where a plain prefill would have put it
     tree = TokenTree((9, truth[0], 10, truth[1], 11, 12, truth[2]), (-1, -1, 0, 1, 1, 3, 3))
-    with started(make_verifier(model, (), steps=steps, kv_tokens=1024)) as direct:
+    with started(make_verifier(model, (), engine=engine, kv_tokens=1024)) as direct:
         drafted, plain = os.urandom(16), os.urandom(16)
         direct.open(drafted, prompt)
         verdict = direct.verify(drafted, 1, 5, tree).get(timeout=HANG)
@@ -317,16 +317,16 @@ def test_compaction_leaves_what_a_plain_prefill_would_have_written(steps: Kind) 
         a, b = pool.extent(drafted), pool.extent(plain)
         assert a.used == b.used == 8
         ours, theirs = (runner.gather((0, 1), range(each.base, each.base + 8)) for each in (a, b))
-        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5 if steps == "vllm" else 1e-10)
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5 if engine == "vllm" else 1e-10)
 
 
 @each_way
-def test_rows_across_prefill_chunks(steps: Kind) -> None:
+def test_rows_across_prefill_chunks(engine: Kind) -> None:
     """70 tokens in chunks of 16; other sessions share the steps."""
-    model = tiny_model("qwen3", seed=6, vocab=VOCAB, **made_for(steps))
+    model = tiny_model("qwen3", seed=6, vocab=VOCAB, **made_for(engine))
     rng = random.Random(0)
     texts = [[rng.randrange(4, VOCAB) for _ in range(n)] for n in (70, 33, 17, 16, 2)]
-    with started(make_verifier(model, (), steps=steps, kv_tokens=2048)) as direct:
+    with started(make_verifier(model, (), engine=engine, kv_tokens=2048)) as direct:
         waiting = []
         for text in texts:
             session = os.urandom(16)

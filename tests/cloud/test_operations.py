@@ -242,11 +242,11 @@ def test_printed_settings_of_either_engine_can_be_read(tmp_path: Path) -> None:
         (["--auth-file", "/nowhere"], "/nowhere"),
         (["--host", "0.0.0.0", "--auth-file", "x"], "--ssl-certfile"),
         (["--insecure", "maybe"], "maybe"),
-        (["--engine", "onnx", "--tensor-parallel-size", "2", "--dtype", "bfloat16"], "--tensor-parallel-size, --dtype"),
-        (
-            ["--engine", "vllm", "--device", "cpu:0", "--quantization", "fp8"],
-            "--engine vllm has no --device, --quantiz",
-        ),
+        (["--engine", "onnx", "--device", "cuda", "--dtype", "bfloat16"], "--device, --dtype"),
+        (["--engine", "torch", "--tensor-parallel-size", "2"], "--engine torch has no --tensor-parallel-size"),
+        (["--engine", "vllm", "--device", "cpu:0"], "--engine vllm has no --device"),
+        (["--upstream", "http://127.0.0.1:1"], "--engine upstream and --upstream http://HOST:PORT go together"),
+        (["--engine", "upstream", "--upstream", "http://h", "--dtype", "float32"], "upstream has no --dtype"),
     ],
 )
 def test_wrong_settings_are_one_line(flags: list[str], says: str) -> None:

@@ -26,7 +26,7 @@ TEXT = [random.Random(0).randrange(4, VOCAB) for _ in range(500)]
 
 def by_hand(kv_tokens: int = 4096) -> ByHand:
     values = {"prefix_cache": "on", "max_model_len": 600, "max_nodes": 24, "kv_tokens": kv_tokens, "prefill_chunk": 64}
-    return ByHand(make_verifier(MODEL, (), steps="loop", **values))
+    return ByHand(make_verifier(MODEL, (), **values))
 
 
 class Token(int):

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from cloud.engine import kvpool, prefixes, sessions
 from cloud.engine.features import PackedRows
-from cloud.torch_engine.runner import Steps
 from outrider_core.protocol.rows import pack_rows, unpack_rows
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.tree import TokenTree
@@ -51,7 +50,7 @@ def truth(prompt: int, sampling: int) -> list[int]:
 @cache
 def truth_rows(prompt: int, sampling: int) -> tuple[Any, Any]:
     """Keys and values of that text's tokens, and their feature rows, from a verifier that runs nothing else."""
-    verifier, text = make_verifier(TINY, (), steps="loop"), tuple(truth(prompt, sampling))
+    verifier, text = make_verifier(TINY, ()), tuple(truth(prompt, sampling))
     verifier.engine.runner.forward([Part(0, 0, text)])
     kv = verifier.engine.runner.gather((0, 1), range(len(text)))
     packed = pack_rows(verifier.features.rows(kv, range(len(text))))
@@ -105,9 +104,9 @@ class Device:
 class World:
     """Devices of two accounts and their verifier, whose pool holds two or three of them."""
 
-    def __init__(self, steps: Steps = "loop") -> None:
+    def __init__(self) -> None:
         values = {"prefix_cache": "on", "max_model_len": CONTEXT, "kv_tokens": 96, "prefill_chunk": 9}
-        self.hand = ByHand(make_verifier(TINY, (), steps=steps, **values))
+        self.hand = ByHand(make_verifier(TINY, (), **values))
         self.devices = [Device(bytes([index]) * 16, account) for index, account in enumerate(ACCOUNTS)]
         pool = self.hand.verifier.engine.pool
         copy, take_over = pool.copy, pool.take_over
@@ -187,10 +186,9 @@ def test_every_order_of_events(steps: list[tuple[str, int, int]]) -> None:
     world.event("finish", 0, 0)
 
 
-@pytest.mark.parametrize("way", ["loop", "pool"])
-def test_a_long_random_run_shares_and_evicts(way: Steps) -> None:
+def test_a_long_random_run_shares_and_evicts() -> None:
     """The same over many events, which must have met what the test above is for."""
-    world, rng = World(way), random.Random(1)
+    world, rng = World(), random.Random(1)
     for _ in range(400):
         world.event(rng.choice(NAMES), rng.randrange(5), rng.randrange(100))
     world.event("finish", 0, 0)

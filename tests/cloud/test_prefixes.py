@@ -26,12 +26,12 @@ SYSTEM = [random.Random(0).randrange(4, VOCAB) for _ in range(1000)]
 SHARED = {"max_model_len": 1100, "max_nodes": 24, "kv_tokens": 32768}
 
 
-def torch_verifier(steps: Any) -> Callable[..., Verifier]:
-    model = tiny_model("qwen3", seed=7, vocab=VOCAB, positions=2048, **made_for(steps))
-    return lambda **values: make_verifier(model, (), steps=steps, **{"prefill_chunk": 256, **SHARED, **values})
+def torch_verifier(engine: Any) -> Callable[..., Verifier]:
+    model = tiny_model("qwen3", seed=7, vocab=VOCAB, positions=2048, **made_for(engine))
+    return lambda **values: make_verifier(model, (), engine=engine, **{"prefill_chunk": 256, **SHARED, **values})
 
 
-@pytest.fixture(scope="module", params=["onnx", "loop", VLLM])
+@pytest.fixture(scope="module", params=["onnx", "torch", VLLM])
 def make(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Verifier]:
     """Makes verifiers of one model, all on the same engine."""
     if request.param != "onnx":
@@ -159,7 +159,7 @@ def test_a_conversation_goes_on_from_what_its_last_answer_left(make: Callable[..
 
 def test_what_was_left_goes_first() -> None:
     """Before sessions of any account, of the one that holds most first."""
-    hand = ByHand(torch_verifier("loop")(prefix_cache="on", max_model_len=200, kv_tokens=1024))
+    hand = ByHand(torch_verifier("torch")(prefix_cache="on", max_model_len=200, kv_tokens=1024))
     small = [*SYSTEM[:100], 5]
     hand.open(b"s" * 16, small, "small")
     hand.finish()
@@ -178,7 +178,7 @@ def test_what_was_left_goes_first() -> None:
 
 
 def test_what_was_left_is_forgotten_in_time() -> None:
-    hand = ByHand(torch_verifier("loop")(prefix_cache="on"))
+    hand = ByHand(torch_verifier("torch")(prefix_cache="on"))
     store, now = hand.verifier.sessions, [0.0]
     store._clock = lambda: now[0]
     hand.open(b"s" * 16, [*SYSTEM[:200], 5])
@@ -196,7 +196,7 @@ def test_what_was_left_is_forgotten_in_time() -> None:
 
 
 def test_it_is_off_where_no_token_tells_accounts_apart() -> None:
-    make = torch_verifier("loop")
+    make = torch_verifier("torch")
     for value in ("auto", "off"):
         hand = ByHand(make(prefix_cache=value))
         for index in range(2):

@@ -251,46 +251,6 @@ def test_sigterm_stops_all_of_ray(fleet: Fleet, environment: dict[str, str]) -> 
         time.sleep(0.2)
 
 
-def test_a_tensor_parallel_replica(folders: Path, hello: Hello, environment: dict[str, str]) -> None:
-    """Its second rank runs beside it; if that dies, the replica is replaced, ranks and all, and the session resumes."""
-    truth = tiny_truth(tiny_model(dtype=torch.float32), PROMPT, Sampling(), 8)
-    folder = Path(environment["RAY_TMPDIR"])
-    with run_fleet(environment, hello, 1, [*verifier_flags(folders), "--tensor-parallel-size", "2"]) as fleet:
-        client = fleet.connect()
-        client.open(PROMPT)
-        assert client.verify(1, len(PROMPT), TokenTree.chain(truth[:3])).bonus == truth[3]
-        [follower] = follower_ids(folder)
-        os.kill(follower, signal.SIGKILL)
-        with pytest.raises(ConnectionClosed):
-            client.socket.recv(timeout=HANG)
-        end = time.monotonic() + HANG
-        while not is_ready(fleet.address):
-            assert time.monotonic() < end
-            time.sleep(0.2)
-        with fleet.connect() as again:
-            again.open(PROMPT + truth[:4], session=os.urandom(16))
-            assert again.verify(1, len(PROMPT) + 4, TokenTree.chain(truth[4:6])).bonus == truth[6]
-        assert follower not in follower_ids(folder)
-    end = time.monotonic() + HANG
-    while left := follower_ids(folder):
-        assert time.monotonic() < end, left
-        time.sleep(0.2)
-
-
-def follower_ids(folder: Path) -> list[int]:
-    """Processes of the second ranks that replicas of this Ray have started."""
-    marks = (f"RAY_TMPDIR={folder}".encode(), b"RANK=1")
-    found = []
-    for path in Path("/proc").glob("[0-9]*/environ"):
-        try:
-            values = path.read_bytes().split(b"\0")
-        except OSError:
-            continue
-        if all(mark in values for mark in marks):
-            found.append(int(path.parent.name))
-    return found
-
-
 def test_serve_run_builds_from_a_config_file(
     folders: Path, hello: Hello, environment: dict[str, str], tmp_path: Path
 ) -> None:
@@ -352,7 +312,7 @@ def test_options_of_the_deployment() -> None:
         ({"replicas": 3, "max_replicas": 2}, "max_replicas 2 is less than replicas 3"),
         ({"device": "cuda"}, "gpus_per_replica"),
         ({"device": "cpu", "gpus_per_replica": 1}, "would idle"),
-        ({"device": "cuda", "gpus_per_replica": 1, "tensor_parallel_size": 2}, "tensor_parallel_size 2 needs 2 GPUs"),
+        ({"gpus_per_replica": 1, "tensor_parallel_size": 2}, "tensor_parallel_size 2 needs 2 GPUs"),
     ],
 )
 def test_build_refuses(arguments: dict[str, Any], text: str) -> None:

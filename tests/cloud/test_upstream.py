@@ -84,6 +84,8 @@ class Server:
         read = None
         if "prompt_logprobs" in sampling:
             assert sampling["skip_reading_prefix_cache"] is False
+            if cached % 8 == 4:  # it was not a number
+                return 400, {"error": {"message": "Out of range float values are not JSON compliant"}}
             shown = [GARBAGE if at < cached else rows[at] for at in range(len(text) - 1)]
             read = [None, *({str(token): {"logprob": value, "rank": 1} for token, value in row} for row in shown)]
         content = [

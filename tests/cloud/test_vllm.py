@@ -46,7 +46,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_internals_that_are_used_are_those_of_this_release() -> None:
-    """What `cloud.vllm_engine.executor` calls, sets and replaces."""
+    """What `cloud.vllm_engine.steps` calls, sets and replaces."""
     from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackendImpl
     from vllm.v1.core.kv_cache_utils import KVCacheBlockCopy
     from vllm.v1.core.sched.output import NewRequestData, SchedulerOutput
@@ -80,7 +80,7 @@ def test_the_internals_that_are_used_are_those_of_this_release() -> None:
 
 def test_the_chances_are_the_softmax_of_the_plain_logits() -> None:
     model = tiny_model(vocab=VOCAB, **FOR_VLLM)
-    verifier = make_verifier(model, (), steps="vllm")
+    verifier = make_verifier(model, (), engine="vllm")
     logits = verifier.engine.runner.forward([_part(PROMPT, TokenTree((9, 8), (-1, -1)))])
     for row, text in enumerate((PROMPT, [*PROMPT, 9], [*PROMPT, 8])):
         want = model(input_ids=torch.tensor([text])).logits[0, -1].log_softmax(-1).numpy()
@@ -91,9 +91,9 @@ def test_the_chances_are_the_softmax_of_the_plain_logits() -> None:
 
 
 def test_a_token_of_several_paths_runs_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    verifier = make_verifier(tiny_model(vocab=VOCAB, **FOR_VLLM), (), steps="vllm")
+    verifier = make_verifier(tiny_model(vocab=VOCAB, **FOR_VLLM), (), engine="vllm")
     runner: Any = verifier.engine.runner
-    model, ran = runner._executor._runner.model, list[int]()
+    model, ran = runner._executor._steps._runner.model, list[int]()
     forward = model.forward
     monkeypatch.setattr(
         model, "forward", lambda input_ids, *a, **k: ran.append(len(input_ids)) or forward(input_ids, *a, **k)
@@ -108,7 +108,7 @@ def test_what_is_not_a_number_reaches_no_session_that_takes_its_rows() -> None:
     truth = plain_decode(model, PROMPT, Sampling(), 20, eos_ids=())
     poison = next(token for token in range(4, VOCAB) if token not in truth)
     model.model.embed_tokens.weight[poison] = float("nan")
-    hand = ByHand(make_verifier(model, (), steps="vllm", kv_tokens=152))
+    hand = ByHand(make_verifier(model, (), engine="vllm", kv_tokens=152))
     for name in (b"a" * 16, b"b" * 16):
         hand.open(name, [5] * 40 + [poison] * 20)
         failed = hand.verify(name, 1, 60, TokenTree((9, 8, 7), (-1, -1, 0)))
@@ -132,12 +132,15 @@ def test_what_is_not_a_number_reaches_no_session_that_takes_its_rows() -> None:
 def test_a_step_that_fails_inside_vllm_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny_model(vocab=VOCAB, **FOR_VLLM)
     truth = plain_decode(model, PROMPT, Sampling(), 8, eos_ids=())
-    verifier = make_verifier(model, (), steps="vllm")
+    verifier = make_verifier(model, (), engine="vllm")
     runner: Any = verifier.engine.runner
     tree = TokenTree((9, truth[0], 8, truth[1]), (-1, -1, 0, 1))
     with started(verifier) as direct:
         direct.open(b"s" * 16, PROMPT)
-        for place, name in ((runner._executor._runner.model, "forward"), (runner._executor._runner, "_update_states")):
+        for place, name in (
+            (runner._executor._steps._runner.model, "forward"),
+            (runner._executor._steps._runner, "_update_states"),
+        ):
             with monkeypatch.context() as patch:
                 patch.setattr(place, name, _fails)
                 failed = direct.verify(b"s" * 16, 1, 3, tree).get(timeout=HANG)
@@ -153,7 +156,7 @@ def test_a_text_reaches_the_end_of_the_context() -> None:
     prompt = [random.Random(1).randrange(4, VOCAB) for _ in range(290)]
     truth = plain_decode(model, prompt, Sampling(), 10, eos_ids=())
     with started(
-        make_verifier(model, (), steps="vllm", max_model_len=300, kv_tokens=1024, prefill_chunk=512)
+        make_verifier(model, (), engine="vllm", max_model_len=300, kv_tokens=1024, prefill_chunk=512)
     ) as direct:
         session = os.urandom(16)
         direct.open(session, prompt)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +15,7 @@ from cloud.engine.kvpool import KVPool
 from cloud.vllm_engine import runner as runner_module
 from cloud.vllm_engine.paths import Layout, PathLayout, PathRequest, scratch_blocks
 from cloud.vllm_engine.runner import VllmRunner
+from cloud.vllm_engine.steps import StepCommand, StepRunner
 from outrider_core.protocol.tree import TokenTree
 from outrider_core.targets.part import Part
 from tests.cloud.drive import random_tree
@@ -21,20 +24,28 @@ BLOCK, POOL, NODES, VOCAB = 32, 1024, 24, 199
 SCRATCH = scratch_blocks(NODES, BLOCK)
 
 
-class Recorder:
-    """In vLLM's place: a slot holds a token, and the "logits" of a row number the text that its token sees."""
+class Recorder(StepRunner):
+    """In vLLM's place: a slot holds a token, and the "logits" of a row number the text that its token sees.
 
-    def __init__(self) -> None:
-        self.device = torch.device("cpu")
+    remote: keys and values of what a step wrote are reported with it, as by several ranks.
+    """
+
+    def __init__(self, remote: bool = False) -> None:
+        self.device, self.remote, self._block = torch.device("cpu"), remote, BLOCK
         blocks = 1 + POOL // BLOCK + SCRATCH
-        self.caches = [torch.full((blocks, 1, BLOCK, 2), -1.0)]
+        self._caches, self._stale = [torch.full((blocks, 1, BLOCK, 2), -1.0)], set[int]()
         self.texts: dict[tuple[int, ...], int] = {}
-        self.batches = self.tokens = 0
+        self.batches = self.tokens = self.commands = 0
 
-    def run(self, requests: Sequence[PathRequest], wanted: Sequence[int]) -> tuple[torch.Tensor, list[int]]:
+    def command(self, command: StepCommand) -> tuple[Any, torch.Tensor]:
+        self.commands += 1
+        logits = self.step(command.operations, command.order, command.depths)
+        return logits, self.gather(command.layers, command.slots)
+
+    def _run(self, requests: Sequence[PathRequest], wanted: Sequence[int]) -> torch.Tensor:
         self.batches += 1
         self.tokens += sum(len(each.tokens) for each in requests)
-        memory = self.caches[0].view(-1, 2, BLOCK)[:, 0]  # keys come first
+        memory = self._caches[0].view(-1, 2, BLOCK)[:, 0]  # keys come first
         for each in requests:
             if each.copied:
                 memory[each.copied[1]] = memory[each.copied[0]]
@@ -47,25 +58,26 @@ class Recorder:
             for offset, row in enumerate(each.rows.tolist()):
                 text = tuple(int(token) for token in whole[: each.past + offset + 1])
                 assert -1 not in text and seen.setdefault(row, text) == text  # one row, one text
-        return torch.tensor([[float(self.number(seen[row]))] for row in wanted]), []
+        return torch.tensor([[float(self.number(seen[row]))] for row in wanted])
 
     def number(self, text: tuple[int, ...]) -> int:
         return self.texts.setdefault(text, len(self.texts))
 
 
-def make_runner(positions: int = 400, scratch: int = SCRATCH) -> tuple[Recorder, VllmRunner]:
-    recorder = Recorder()
-    layout = PathLayout(BLOCK, 1 + POOL // BLOCK, positions)
-    return recorder, VllmRunner(recorder, layout, scratch)  # type: ignore[arg-type]
+def make_runner(positions: int = 400, scratch: int = SCRATCH, remote: bool = False) -> tuple[Recorder, VllmRunner]:
+    recorder = Recorder(remote)
+    executor: Any = SimpleNamespace(remote=remote, step=recorder.command)
+    return recorder, VllmRunner(executor, PathLayout(BLOCK, 1 + POOL // BLOCK, positions), scratch, [0])
 
 
+@pytest.mark.parametrize("remote", [False, True])
 @pytest.mark.parametrize(("requests", "scratch"), [(256, SCRATCH), (3, SCRATCH), (256, 8)])
 def test_rows_see_their_own_path_and_accepted_ones_stay(
-    requests: int, scratch: int, monkeypatch: pytest.MonkeyPatch
+    requests: int, scratch: int, remote: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also in batches of a few requests, and with so few scratch blocks that rows are settled in between."""
     monkeypatch.setattr(runner_module, "MOST_REQUESTS", requests)
-    recorder, runner = make_runner(scratch=scratch)
+    recorder, runner = make_runner(scratch=scratch, remote=remote)
     pool, rng = KVPool(POOL, runner.move), random.Random(requests)
     texts = {os.urandom(16): [rng.randrange(VOCAB) for _ in range(rng.choice([1, 30, 32, 33, 70]))] for _ in range(6)}
     evicted = moved = 0
