@@ -53,7 +53,7 @@ class StepExecutor:
 
         dtype: "auto" is float32 on a CPU unless the weights are quantised, and else what vLLM takes. eager: no CUDA
         graphs. ranks: that share the heads. Raises TargetError with one line if vLLM cannot run the model here, or
-        keeps anything but full attention for it.
+        keeps anything but keys and values of each token for it.
         """
         os.environ.update(ENVIRONMENT)
         from vllm import EngineArgs
@@ -77,6 +77,7 @@ class StepExecutor:
                 max_num_batched_tokens=MOST_TOKENS,
                 enable_prefix_caching=False,
                 async_scheduling=False,
+                disable_hybrid_kv_cache_manager=True,  # keep all tokens, also of layers with a sliding window
                 tensor_parallel_size=ranks,
                 distributed_executor_backend="mp" if self.remote else None,
                 worker_extension_cls="cloud.vllm_engine.steps.StepWorker" if self.remote else "",

@@ -22,7 +22,7 @@ from outrider_core.models.drafter_arrays import check_target
 from outrider_core.models.drafter_files import load_drafter
 from outrider_core.models.moa import server_half
 from outrider_core.models.target import TargetFiles, longest_text, open_target
-from outrider_core.targets.source import TargetSource
+from outrider_core.targets.source import TargetError, TargetSource
 
 #: slots of a KV cache block: the fewest that vLLM's fast kernels on CPUs and GPUs all take
 BLOCK = 32
@@ -45,6 +45,8 @@ def vllm_model(files: TargetFiles, drafter: LoadedDrafter, settings: Settings) -
     shape = files.config
     check_target(config.target_hash, files.name, files.model_hash, settings.drafter)
     config.check_fits(shape, files.name)
+    if (getattr(shape, "rope_parameters", None) or {}).get("llama_4_scaling_beta"):
+        raise TargetError(f"{files.name}: vLLM passes over its llama_4_scaling_beta; use --engine torch or onnx")
     executor, runner = _start(files, settings, config.target_layers)
     return ServedModel(
         name=files.name,

@@ -67,7 +67,7 @@ class StepCommand(NamedTuple):
 class StepRunner:
     """vLLM's model runner in this process. block: slots of a KV cache block. eager: no CUDA graphs.
 
-    Raises TargetError unless the model has full attention in all layers, and keys laid out as is known here.
+    Raises TargetError unless all layers keep keys and values of each token, laid out as is known here.
     """
 
     def __init__(self, model_runner: Any, block: int, eager: bool) -> None:
@@ -195,13 +195,13 @@ class StepRunner:
         return cells[..., : both // 2], cells[..., both // 2 :]
 
     def _check_cache(self) -> None:
-        from vllm.v1.kv_cache_interface import FullAttentionSpec
+        from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
 
         groups = self._runner.kv_cache_config.kv_cache_groups
         specs = [group.kv_cache_spec for group in groups]
-        if len(specs) != 1 or type(specs[0]) is not FullAttentionSpec or specs[0].sliding_window:
+        if len(specs) != 1 or type(specs[0]) not in (FullAttentionSpec, SlidingWindowSpec):
             kinds = ", ".join(type(spec).__name__ for spec in specs)
-            raise TargetError(f"vLLM keeps {kinds} for it; only full attention in all layers is supported")
+            raise TargetError(f"vLLM keeps {kinds} for it; only keys and values of every token are supported")
         assert specs[0].block_size == self._block
 
     def _layer_names(self) -> list[str]:

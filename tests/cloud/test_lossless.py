@@ -56,6 +56,8 @@ MODELS = {
 }
 #: in these attention itself is another; of the rest the engine's part is tried in `make test-slow`
 QUICK = {*FAMILIES, "mistral-local", "gemma3_text"}
+#: those that vLLM does not serve, and those of which it changes transformers' class, by which rows are checked
+REFUSED, CHANGED = {"qwen2-windows", "qwen3-windows", "ministral3"}, {"smollm3", "olmo2"}
 
 
 @dataclass
@@ -90,6 +92,8 @@ def conversations(model: Any, rng: random.Random, count: int, new: int) -> list[
     "family", [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in MODELS]
 )
 def test_many_sessions_with_evictions_and_replicas(family: str, engine: Kind) -> None:
+    if engine == "vllm" and family in REFUSED:
+        pytest.skip("vLLM refuses it: test_vllm")
     model = tiny_model(family, seed=7, vocab=VOCAB, **{**MODELS[family], **made_for(engine)})
     rng = random.Random(family)
     talks = conversations(model, rng, 6, 26 + SPARE)
@@ -124,7 +128,10 @@ def test_many_sessions_with_evictions_and_replicas(family: str, engine: Kind) ->
                 emitted = [tree.tokens[node] for node in path] + [verdict.bonus]
                 assert emitted == talk.rest[: len(emitted)]
                 assert verdict.base_len == len(talk.tokens) and verdict.seq == talk.seq
-                assert_rows(model, home[talk.id].verifier, talk.tokens + emitted, len(talk.tokens) - 1, verdict.rows)
+                if engine != "vllm" or family not in CHANGED:
+                    assert_rows(
+                        model, home[talk.id].verifier, talk.tokens + emitted, len(talk.tokens) - 1, verdict.rows
+                    )
                 talk.tokens += emitted
                 talk.accepted += len(path)
     assert resumed > 3 and evicted > 10

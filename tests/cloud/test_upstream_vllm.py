@@ -73,8 +73,9 @@ class VllmServer:
         assert until(answers)
 
     def kill(self) -> None:
-        os.killpg(self.process.pid, 9)
-        self.process.wait()
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, 9)
+            self.process.wait()
 
 
 @pytest.fixture(scope="module")

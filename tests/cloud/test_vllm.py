@@ -196,11 +196,12 @@ def test_quantised_weights_give_the_text_of_plain_decoding(tmp_path: Path) -> No
 def test_models_that_are_not_served_are_refused_in_one_line(tmp_path: Path) -> None:
     from cloud.vllm_engine.executor import StepExecutor
 
-    windowed = save_folder(tmp_path, family="mistral", **FOR_VLLM) / "target"
-    config = json.loads((windowed / "config.json").read_text())
-    (windowed / "config.json").write_text(json.dumps({**config, "sliding_window": 16}))
-    with pytest.raises(TargetError, match="vLLM keeps SlidingWindowSpec for it; only full attention"):
+    windowed = save_folder(tmp_path, family="qwen3-windows", **FOR_VLLM) / "target"
+    with pytest.raises(TargetError, match=r"vLLM does not run .*Sliding window for some but all layers") as refused:
         StepExecutor(windowed, 40, 32, 256, "float32")
+    assert "\n" not in str(refused.value)
+    with pytest.raises(TargetError, match="vLLM passes over its llama_4_scaling_beta; use --engine"):
+        make_verifier(tiny_model("ministral3", **FOR_VLLM), engine="vllm")
     narrow = tmp_path / "narrow"
     tiny_model(dtype=torch.float32).save_pretrained(narrow)
     with pytest.raises(TargetError, match=r"vLLM does not run .*head_dim=8") as refused:
