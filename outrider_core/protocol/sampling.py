@@ -53,9 +53,13 @@ def log_probs(logits: NDArray[np.floating], sampling: Sampling) -> NDArray[np.fl
     if 0 < sampling.top_k < len(x):
         cut = max(cut, float(np.partition(x, -sampling.top_k)[-sampling.top_k]))
     if sampling.top_p < 1.0:
-        order = np.argsort(-x, kind="stable")
-        mass = np.cumsum(np.where(x[order] >= cut, np.exp(x[order]), 0.0))
-        reached = mass >= sampling.top_p * mass[-1]  # its own last sum: another's rounding may never be reached
+        total = float(np.exp(x[x >= cut]).sum())
+        # rarer tokens, all together, have less than half of what top-p leaves out: only the others are sorted
+        rare = float(np.log(total * (1 - sampling.top_p) / (2 * len(x))))
+        likely = np.flatnonzero(x >= max(cut, rare))
+        order = likely[np.argsort(-x[likely], kind="stable")]
+        mass = np.cumsum(np.exp(x[order]))
+        reached = mass >= min(sampling.top_p * total, mass[-1])  # which rounding may miss by a little
         cut = max(cut, float(x[order[int(np.argmax(reached))]]))
     if sampling.min_p > 0.0:
         cut = max(cut, float(x.max() + np.log(sampling.min_p)))

@@ -85,11 +85,16 @@ export function logProbs(logits: ArrayLike<number>, sampling: Sampling): Float64
 
 /** The log-probability of the last token that `topP` of the mass of those from `cut` on needs. */
 function nucleusCut(x: Float64Array, cut: number, topP: number): number {
-  const order = Array.from(x.keys()).sort((one, other) => x[other] - x[one] || one - other);
-  const mass = new Float64Array(x.length);
+  let total = 0;
+  for (const value of x) if (value >= cut) total += Math.exp(value);
+  // rarer tokens, all together, have less than half of what top-p leaves out: only the others are sorted
+  const least = Math.max(cut, Math.log((total * (1 - topP)) / (2 * x.length)));
+  const likely = Array.from(x.keys()).filter(token => x[token] >= least);
+  const order = likely.sort((one, other) => x[other] - x[one] || one - other);
   let sum = 0;
-  for (const [rank, token] of order.entries()) mass[rank] = sum += x[token] >= cut ? Math.exp(x[token]) : 0;
-  return x[order[mass.findIndex(reached => reached >= topP * sum)]];
+  const mass = order.map(token => (sum += Math.exp(x[token])));
+  const needed = Math.min(topP * total, sum); // which rounding may miss by a little
+  return x[order[mass.findIndex(reached => reached >= needed)]];
 }
 
 /** Subtracts what makes probabilities of log-probabilities sum to 1. */

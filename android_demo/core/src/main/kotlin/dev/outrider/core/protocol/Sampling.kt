@@ -45,9 +45,13 @@ internal fun logProbs(logits: DoubleArray, sampling: Sampling): DoubleArray {
     var cut = Double.NEGATIVE_INFINITY
     if (sampling.topK in 1 until x.size) cut = x.sortedArray()[x.size - sampling.topK.toInt()]
     if (sampling.topP < 1.0) {
-        val order = x.indices.sortedByDescending { x[it] }
-        val mass = order.runningFold(0.0) { sum, token -> sum + if (x[token] >= cut) exp(x[token]) else 0.0 }.drop(1)
-        cut = maxOf(cut, x[order[mass.indexOfFirst { it >= sampling.topP * mass.last() }]])
+        val total = x.sumOf { if (it >= cut) exp(it) else 0.0 }
+        // rarer tokens, all together, have less than half of what top-p leaves out: only the others are sorted
+        val least = maxOf(cut, ln(total * (1 - sampling.topP) / (2 * x.size)))
+        val order = x.indices.filter { x[it] >= least }.sortedByDescending { x[it] }
+        val mass = order.runningFold(0.0) { sum, token -> sum + exp(x[token]) }.drop(1)
+        val needed = minOf(sampling.topP * total, mass.last()) // which rounding may miss by a little
+        cut = maxOf(cut, x[order[mass.indexOfFirst { it >= needed }]])
     }
     if (sampling.minP > 0.0) cut = maxOf(cut, x.max() + ln(sampling.minP))
     if (cut == Double.NEGATIVE_INFINITY) return x
