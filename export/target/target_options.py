@@ -23,7 +23,7 @@ class TargetOptions:
     prompts: tuple[Path, ...] = option(
         (), "what the target answers for the comparison with float32; default: a fixed set", "FILE"
     )
-    answer_tokens: int = option(96, "of each such answer", parse=positive_int)
+    answer_tokens: int = option(64, "of each such answer", parse=positive_int)
     compare: bool = option(True, "spare the comparison: report no quality")
     dry_run: bool = option(False, "show sizes, memory and time needed, write nothing")
 

@@ -23,7 +23,7 @@ Floats = NDArray[np.float32]
 #: tokens of an answer that are judged in one step
 CHUNK = 64
 #: tokens whose logits are in memory at once
-TOGETHER = 256
+TOGETHER = 512
 
 
 @dataclass(frozen=True)

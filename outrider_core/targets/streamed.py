@@ -53,7 +53,8 @@ def head_logits(weights: Weights, config: TargetConfig, states: Floats) -> Float
     for start in range(0, config.vocab_size, HEAD_ROWS):
         rows = slice(start, min(start + HEAD_ROWS, config.vocab_size))
         np.matmul(states, weights.read(name, rows).T, out=logits[:, rows])
-    return logits * np.float32(config.logit_scale)
+    logits *= np.float32(config.logit_scale)
+    return logits
 
 
 def _embedded(weights: Weights, config: TargetConfig, text: Sequence[int]) -> tuple[Floats, Floats]:
