@@ -32,9 +32,10 @@ from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.tree import TokenTree
 from outrider_core.protocol.wire import MAX_CLIENT_FRAME, SUBPROTOCOL, Hello
 from outrider_core.targets.identity import model_identity
-from tests.cloud.drive import Client
+from tests.cloud.drive import FOR_VLLM, Client
+from tests.cloud.running import save_folder
 from tests.targets.plain import tiny_truth
-from tests.tiny import EOS, save_tiny_drafter, save_tiny_target, tiny_model
+from tests.tiny import EOS, plain_decode, save_tiny_drafter, save_tiny_target, tiny_model
 from tests.waiting import HANG
 
 pytestmark = [
@@ -249,6 +250,18 @@ def test_sigterm_stops_all_of_ray(fleet: Fleet, environment: dict[str, str]) -> 
     while left := ray_processes(folder):
         assert time.monotonic() < end, left
         time.sleep(0.2)
+
+
+@pytest.mark.vllm
+def test_a_replica_on_vllm(environment: dict[str, str], tmp_path: Path) -> None:
+    model, folder = tiny_model(**FOR_VLLM), save_folder(tmp_path, **FOR_VLLM)
+    truth = plain_decode(model, PROMPT, Sampling(), 8, eos_ids=())
+    hello = Hello(1, (folder / "hash").read_text(), load_drafter(folder / "drafter")[2])
+    flags = [*verifier_flags(folder), "--engine", "vllm"]
+    with run_fleet(environment, hello, 1, flags) as fleet, fleet.connect() as client:
+        assert client.welcome.arithmetic == "vllm-0.32-float32"
+        client.open(PROMPT)
+        assert client.verify(1, len(PROMPT), TokenTree.chain(truth[:3])).bonus == truth[3]
 
 
 def test_serve_run_builds_from_a_config_file(
