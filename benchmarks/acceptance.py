@@ -1,8 +1,10 @@
 """Acceptance length tau through the exported bundle and a real verifier.
 
     python -m benchmarks.acceptance --prompts questions.jsonl --count 60
+    python -m benchmarks.acceptance --prompts questions.jsonl --bundle build/undrafted --target qwen3-32b/
 
-tau is the number of tokens committed per tree round: accepted draft tokens plus the target's own one.
+tau is the number of tokens committed per tree round: accepted draft tokens plus the target's own one. In a bundle
+without a drafter the understudy drafts chains of --depth tokens, 16 at most, and tau is that of its chains.
 """
 
 from __future__ import annotations
@@ -38,8 +40,10 @@ async def measure(options: argparse.Namespace, console: Console) -> dict[str, An
     bundle = open_bundle(options.bundle)
     longest = bundle.manifest.max_context - options.max_new_tokens
     questions, too_long = read_questions(options.prompts, options.count, as_question(bundle), longest)
-    flags = ["--dtype", options.dtype, *UNPRUNED_TREES, *PLAIN_STREAMS]
-    verifier = VerifierProcess(options.drafter, Path("build/verifier.log"), *flags)
+    flags = ["--model", options.target or bundle.manifest.target, "--dtype", options.dtype]
+    flags += [*UNPRUNED_TREES, *PLAIN_STREAMS]
+    drafter = options.drafter if bundle.manifest.has_drafter else None
+    verifier = VerifierProcess(drafter, Path("build/verifier.log"), *flags)
     shape = TreeShape(options.nodes, options.depth, options.breadth)
     by_category: dict[str, list[AnswerStats]] = defaultdict(list)
     ratios: list[float] = []
@@ -87,21 +91,27 @@ async def measure(options: argparse.Namespace, console: Console) -> dict[str, An
         "dtype": options.dtype,
         "questions": len(everything),
         "skipped_too_long": too_long,
-        "overall": summarise(everything),
-        "by_category": {name: summarise(group) for name, group in sorted(by_category.items())},
+        "overall": summarise(everything, bundle.manifest.has_drafter),
+        "by_category": {
+            name: summarise(group, bundle.manifest.has_drafter) for name, group in sorted(by_category.items())
+        },
         "largest_verify_frame_bytes": largest,
         "speed_over_plain_median": round(statistics.median(ratios), 3) if ratios else None,
         "same_as_plain": f"{same} of {compared}" if compared else None,
     }
 
 
-def summarise(group: list[AnswerStats]) -> dict[str, Any]:
+def summarise(group: list[AnswerStats], drafter: bool = True) -> dict[str, Any]:
+    """drafter: its trees count; else the understudy's chains alone, as it reads the prompt first."""
     tokens, rounds = sum(s.tokens for s in group), sum(s.rounds for s in group)
+    drafted = rounds if drafter else sum(s.chains for s in group)
+    accepted = sum(s.accepted if drafter else s.chained for s in group)
     return {
         "answers": len(group),
         "tokens": tokens,
         "rounds": rounds,
-        "tau": round(sum(s.tau * s.rounds for s in group) / max(1, rounds), 3),
+        "tau": round((accepted + drafted) / max(1, drafted), 3),
+        "chains": sum(s.chains for s in group),
         "bytes_up_per_round": round(sum(s.bytes_up for s in group) / max(1, rounds)),
         "bytes_down_per_round": round(sum(s.bytes_down for s in group) / max(1, rounds)),
         "draft_ms_per_round": round(1e3 * sum(s.draft_seconds for s in group) / max(1, rounds), 1),
@@ -140,6 +150,7 @@ def main(argv: list[str] | None = None) -> int:
         "bundle",
         "drafter",
         "seed",
+        target=None,
         count=60,
         max_new_tokens=128,
         json=Path("build/acceptance.json"),

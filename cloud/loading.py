@@ -16,6 +16,7 @@ from cloud.telemetry import log
 from cloud.telemetry.progress import BuildProgress
 from outrider_core.cache import expanded, why_inaccessible
 from outrider_core.drafting.ngrams import NgramsError, NgramTable
+from outrider_core.models.drafter_arrays import drafter_of_target
 from outrider_core.models.moa_config import DrafterError
 from outrider_core.targets.source import TargetError, TargetSource
 
@@ -64,10 +65,12 @@ def _load(settings: Settings, progress: BuildProgress | None, costs_of: CostsOf)
 def load_model(
     settings: Settings, source: TargetSource, engine: EngineName, progress: BuildProgress | None = None
 ) -> ServedModel:
-    """Load the target in `source` and the drafter on this engine.
+    """Load the target in `source` and the drafter, if there is one, on this engine.
 
     progress: reports while an 8-bit copy of the target is built; None: in the log. Raises TargetError or DrafterError.
     """
+    if settings.drafter is None:
+        settings = settings.model_copy(update={"drafter": drafter_of_target(source.identity)})
     if engine == "onnx":
         from cloud.onnx_engine.loading import load_model as load_onnx
 
@@ -84,6 +87,8 @@ def load_model(
         from cloud.torch_engine.loading import load_model as load_torch
 
         model = load_torch(settings, source)
+    if settings.drafter is None:
+        return model
     try:
         ngrams = NgramTable.load(expanded(settings.drafter), model.vocab_size)
     except NgramsError as error:

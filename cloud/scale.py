@@ -109,8 +109,7 @@ def _settings(flags: list[str], host: str, port: int) -> Settings:
     folder = expanded(settings.model)
     if folder.is_dir():
         settings.model = str(folder.resolve())
-    settings.drafter = expanded(settings.drafter).resolve()
-    for name in ("auth_file", "ssl_certfile", "ssl_keyfile"):
+    for name in ("drafter", "auth_file", "ssl_certfile", "ssl_keyfile"):
         if (path := getattr(settings, name)) is not None:
             setattr(settings, name, expanded(path).resolve())
     return settings

@@ -19,7 +19,6 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
-from outrider_core.models.folders import default_drafter
 from outrider_core.protocol.tree import MAX_NODES
 from outrider_core.serving import is_loopback
 from outrider_core.targets.source import DEFAULT_TARGET
@@ -43,7 +42,13 @@ class Settings(BaseSettings):
     model: Annotated[str, Field(description="target: alias, Hugging Face id, folder, GGUF file or target bundle")] = (
         DEFAULT_TARGET
     )
-    drafter: Annotated[Path, Field(description="drafter folder, trained on this target")] = default_drafter()
+    drafter: Annotated[
+        Path | None,
+        Field(
+            description="drafter folder, trained on this target; default: the one that is installed. Without one, "
+            "devices draft with an understudy"
+        ),
+    ] = None
     served_model_name: Annotated[str, Field(description="the target's name in /v1/models; empty: as --model")] = ""
     config: Annotated[Path | None, Field(description="TOML file with these settings")] = None
     print_config: Annotated[bool, Field(description="print the settings in effect as TOML and exit")] = False

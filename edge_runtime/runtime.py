@@ -417,7 +417,8 @@ class EdgeRuntime:
                 answer.close()
                 if session.verifier.pinned and self.link and not self.link.welcome:
                     self.link_error, self.link_refused = "", False  # who refused that answer may take the next
-                if self.link and self.link.welcome and self.policy.understudy is UnderstudyUse.COLD:
+                cold = self.bundle.manifest.has_drafter and self.policy.understudy is UnderstudyUse.COLD
+                if cold and self.link and self.link.welcome:
                     self._understudy.unload()
 
     @contextlib.asynccontextmanager
@@ -468,6 +469,7 @@ class EdgeRuntime:
             timer=self._timer,
             policy=replace(self.policy, writer=WhoWrites.CLOUD_ONLY) if unsupported else self.policy,
             tuning=Tuning(self.controller, self._shape, self._shaping, self._ahead),
+            drafter=self.bundle.manifest.has_drafter,
             understudy=self.bundle.has_understudy,
             sentence_ends=self.bundle.sentence_ends,
             constraint=constraint,

@@ -31,6 +31,7 @@ from cloud.settings import Settings
 from cloud.telemetry.progress import BuildProgress
 from lab.contenders import MoAContender
 from outrider_core.drafting.drafter import Drafter, TreeShape
+from outrider_core.models.folders import default_drafter
 from outrider_core.models.target import open_target
 from outrider_core.protocol.prefix import common_prefix
 from outrider_core.protocol.rows import unpack_rows
@@ -95,7 +96,8 @@ def draft_here() -> None:
         settings: Settings, source: TargetSource, engine: EngineName, progress: BuildProgress | None = None
     ) -> ServedModel:
         tables = open_target(source).tables()
-        drafter = MoAContender("colocated", settings.drafter, tables, lookup=True, row_cost=None)
+        folder = settings.drafter or default_drafter()
+        drafter = MoAContender("colocated", folder, tables, lookup=True, row_cost=None)
         model = load(settings, source, engine, progress)
         return replace(model, scheduler=partial(ColocatedScheduler, drafter.fresh))
 

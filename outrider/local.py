@@ -94,9 +94,10 @@ class LocalVerifier:
         """Load the target that `bundle` was made for, with a KV pool for one conversation.
 
         target: alias, Hugging Face id or folder; None: the manifest's. drafter: folder with the server half; None: the
-        one under drafters/ that has the bundle's hash. dtype: "auto" lets `cloud.engine.choice` choose the engine; a
-        number format such as "float32" takes torch. threads: CPU threads of the target; 0: all cores but one, of two
-        both for the 8-bit copy. progress: reports while an 8-bit copy of the target is built, once; None: in the log.
+        one under drafters/ that has the bundle's hash, if the bundle has a drafter. dtype: "auto" lets
+        `cloud.engine.choice` choose the engine; a number format such as "float32" takes torch. threads: CPU threads of
+        the target; 0: all cores but one, of two both for the 8-bit copy. progress: reports while an 8-bit copy of the
+        target is built, once; None: in the log.
         settings: further fields of `cloud.settings.Settings`; its VERIFIER_* environment variables apply here too.
 
         Raises TargetError or DrafterError with a message of one line.
@@ -104,7 +105,7 @@ class LocalVerifier:
         manifest = bundle.manifest
         values = {
             "model": target or manifest.target,
-            "drafter": drafter or find_drafter(manifest.drafter_hash),
+            "drafter": drafter or (find_drafter(manifest.drafter_hash) if manifest.has_drafter else None),
             "dtype": dtype,
             "threads": threads,
             "max_model_len": manifest.max_context,

@@ -281,7 +281,8 @@ export class EdgeRuntime {
         this.rowsSeen = session.setup.rowsSeen;
       }
       if (session.verifier.pinned && !this.connected) this.linkError = ""; // who refused that answer may take the next
-      if (this.connected && this.policy.understudy !== "warm") understudy?.unload();
+      const cold = this.bundle.manifest.engineFile !== null && this.policy.understudy !== "warm";
+      if (cold && this.connected) understudy?.unload();
     }
   }
 
@@ -314,6 +315,7 @@ export class EdgeRuntime {
       timer: this.timer,
       policy: unsupported(constraint) ? { ...this.policy, writer: "cloud-only" } : this.policy,
       constraint,
+      drafter: this.bundle.manifest.engineFile !== null,
       understudy: this.options.understudy?.present ?? false,
       tuning: new Tuning(this.controller, { largest: shape, shaping, ahead }),
     });

@@ -70,6 +70,7 @@ function sessionOf(setup: Any): Session {
     policy: policy({ ...others, onReturn, minConfidence }),
     understudy: setup.understudy,
     obeys: setup.obeys,
+    drafter: setup.drafter,
     constraint: setup.constraint ? constraint(setup.constraint) : null,
     sentenceEnds: new Set(setup.sentence_ends),
     tuning: tuningOf(setup),

@@ -2,12 +2,29 @@
 
 from __future__ import annotations
 
-from outrider_core.protocol.rows import RowShape
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outrider_core.protocol.rows import NO_ROWS, RowShape
 
 #: rows of a stream that are computed and sent together: one at a time they slow a small target down
 STREAMED_ROWS = 8
 #: a device that lacks more rows than these, having asked for none, is sent the newest alone
 MOST_LACKING = 64
+
+
+class NoFeatures:
+    """`cloud.engine.runner.FeatureProducer` of a target without a drafter: its rows are zeros, and are not sent."""
+
+    shape: RowShape = NO_ROWS
+    layers: tuple[int, ...] = ()
+
+    def rows(self, kv: Any, positions: Sequence[int]) -> NDArray[np.float32]:
+        """See FeatureProducer.rows; kv is not read."""
+        return np.zeros((len(positions), 2, *NO_ROWS), np.float32)
 
 
 class PackedRows:

@@ -63,7 +63,7 @@ class ModelRunner(Protocol):
 class FeatureProducer(Protocol):
     """The drafter's server half: keys and values of the target's layers -> feature rows.
 
-    shape: of a row. layers: the target's layers that it reads.
+    shape: of a row. layers: the target's layers that it reads; none: it takes no kv.
     """
 
     shape: RowShape

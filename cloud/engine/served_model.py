@@ -13,7 +13,7 @@ from outrider_core.drafting.ngrams import NgramTable
 
 @dataclass(frozen=True)
 class ServedModel:
-    """name: the target's; target_hash, drafter_hash: what the handshake tells.
+    """name: the target's; target_hash, drafter_hash: what the handshake tells; without a drafter "".
 
     arithmetic: how the target is computed, such as "onnx-8-v6-1f0c33d2" or "torch-float32"; two that differ here may
     write different text, though their target hash is the same.

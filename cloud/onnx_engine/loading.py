@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
+from typing import cast
 
-import numpy as np
-from numpy.typing import NDArray
-
+from cloud.engine.features import NoFeatures
+from cloud.engine.runner import FeatureProducer
 from cloud.engine.served_model import ServedModel
 from cloud.onnx_engine.runner import OnnxModelRunner
 from cloud.settings import Settings
@@ -15,7 +14,7 @@ from cloud.telemetry.progress import BuildProgress, LogLines
 from outrider_core.cache import expanded
 from outrider_core.chat.tokenizer import ChatTokenizer, open_chat_tokenizer
 from outrider_core.machine import available_cores
-from outrider_core.models.drafter_arrays import check_target, read_drafter
+from outrider_core.models.drafter_arrays import Arrays, check_target, read_drafter
 from outrider_core.models.host_features import HostFeatures
 from outrider_core.models.moa_config import MoAConfig
 from outrider_core.targets.bundle import TargetBundle, TargetBundleError
@@ -27,21 +26,22 @@ from outrider_core.targets.source import TargetError, TargetSource
 
 
 def load_model(settings: Settings, source: TargetSource, progress: BuildProgress | None = None) -> ServedModel:
-    """Load the target in `source`, and the drafter that the settings name.
+    """Load the target in `source`, and the drafter if the settings name one.
 
     progress: reports while an 8-bit copy of the target is built; None: in the log. Raises TargetError or
     DrafterError with one line.
     """
-    drafter, reports = read_drafter(expanded(settings.drafter)), progress or LogLines()
-    if not source.prepared:  # looked at before a bundle is made
-        check_target(drafter[0].target_hash, source.name, source.identity, settings.drafter)
+    drafter = read_drafter(expanded(settings.drafter)) if settings.drafter else None
+    reports = progress or LogLines()
+    if drafter and not source.prepared:  # looked at before a bundle is made
+        check_target(drafter[0].target_hash, source.name, source.identity, settings.drafter or "")
     try:
         bundle = runnable_target(source, lambda step, steps: reports.step(step + 1, steps), reports.waiting)
     except TargetBundleError as error:
         raise TargetError(str(error)) from None
     except UnsupportedTarget as error:
         raise TargetError(f"{source.name}: {error}; use --engine torch") from None
-    model = onnx_model(bundle, *drafter, settings)
+    model = onnx_model(bundle, drafter, settings)
     if not source.prepared:
         model = replace(model, name=source.name)
     del drafter
@@ -49,17 +49,15 @@ def load_model(settings: Settings, source: TargetSource, progress: BuildProgress
     return model
 
 
-def onnx_model(
-    bundle: TargetBundle,
-    config: MoAConfig,
-    tensors: Mapping[str, NDArray[np.float32]],
-    drafter_hash: str,
-    settings: Settings,
-) -> ServedModel:
+def onnx_model(bundle: TargetBundle, drafter: tuple[MoAConfig, Arrays, str] | None, settings: Settings) -> ServedModel:
     """An open bundle and a drafter, to be served. Raises DrafterError if the drafter does not belong to the target."""
     shape, threads = bundle.config, settings.threads or default_threads()
-    check_target(config.target_hash, bundle.name, bundle.source_hash, settings.drafter)
-    config.check_fits(shape, bundle.name)
+    drafter_hash, features = "", cast("FeatureProducer", NoFeatures())
+    if drafter:
+        config, tensors, drafter_hash = drafter
+        check_target(config.target_hash, bundle.name, bundle.source_hash, settings.drafter or "")
+        config.check_fits(shape, bundle.name)
+        features = HostFeatures(config, tensors)
     runner = OnnxRunner.of(bundle, settings.kv_tokens, threads)
     return ServedModel(
         name=bundle.name,
@@ -71,7 +69,7 @@ def onnx_model(
         vocab_size=shape.vocab_size,
         max_positions=bundle.max_positions,
         runner=OnnxModelRunner(runner),
-        features=HostFeatures(config, tensors),
+        features=features,
         exact=True,
     )
 

@@ -8,6 +8,8 @@ from concurrent.futures import CancelledError, Future
 from functools import partial
 from typing import Any
 
+from msgspec import structs
+
 from cloud.engine.features import PackedRows
 from cloud.engine.request import EngineRequest, Reply, Status
 from cloud.server.close_codes import CloseCode
@@ -74,6 +76,7 @@ class Connection:
         self.outbox = Outbox()
         self.closing: tuple[CloseCode, str] | None = None  # close code and reason, once the outbox is empty
         self.greeted = False
+        self._drafts = True  # the device has the drafter, and reads feature rows
         self.request_id = ""  # of the handshake, for the log
         self.account = account
         self._verifier, self._post, self._wake = verifier, post, wake
@@ -140,7 +143,8 @@ class Connection:
         if self.greeted:
             self._error(ERR_ORDER, "HELLO came twice")
             return
-        mine = (PROTOCOL_VERSION, verifier.target_hash, verifier.drafter_hash)
+        self._drafts = bool(hello.drafter_hash)
+        mine = (PROTOCOL_VERSION, verifier.target_hash, verifier.drafter_hash if self._drafts else "")
         yours = (hello.protocol, hello.target_hash, hello.drafter_hash)
         if mine != yours:
             names = ("protocol", "target", "drafter")
@@ -302,7 +306,10 @@ class Connection:
         if self._streams.get(stream.number) is not stream:
             return  # closed, moved away or opened anew meanwhile
         if isinstance(reply, PackedRows):
-            self.outbox.put_features(stream.number, reply)
+            if self._drafts:
+                self.outbox.put_features(stream.number, reply)
+        elif isinstance(reply, Verdict) and not self._drafts:
+            self._send(structs.replace(reply, rows=b""))
         else:
             self._send(reply)
         self._wake()

@@ -30,12 +30,13 @@ def free_port() -> int:
 class VerifierProcess:
     """A verifier on loopback. `arguments` are added to its command line; its output goes to `log`.
 
-    module: the module to run; it must take a verifier's options. trust: knows its certificate; None: it serves without.
+    drafter: its folder; None: the installed one of its target, if there is one. module: the module to run; it must take
+    a verifier's options. trust: knows its certificate; None: it serves without.
     """
 
     def __init__(
         self,
-        drafter: Path,
+        drafter: Path | None,
         log: Path,
         *arguments: str,
         port: int | None = None,
@@ -45,7 +46,8 @@ class VerifierProcess:
         self.port = port or free_port()
         self.trust = trust
         self.log = log
-        self.command = [sys.executable, "-m", module, "--drafter", str(drafter), "--port", str(self.port), *arguments]
+        chosen = ["--drafter", str(drafter)] if drafter else []
+        self.command = [sys.executable, "-m", module, *chosen, "--port", str(self.port), *arguments]
         self.process: subprocess.Popen[bytes] | None = None
 
     @property

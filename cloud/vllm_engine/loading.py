@@ -11,8 +11,7 @@ from cloud.engine.kvpool import GRANULE
 from cloud.engine.served_model import ServedModel
 from cloud.engine.tree_budget import TIMED_TOKENS
 from cloud.settings import Settings
-from cloud.torch_engine.features import TorchFeatures
-from cloud.torch_engine.loading import LoadedDrafter
+from cloud.torch_engine.loading import LoadedDrafter, torch_features
 from cloud.vllm_engine.executor import StepExecutor
 from cloud.vllm_engine.paths import PathLayout, scratch_blocks
 from cloud.vllm_engine.runner import VllmRunner
@@ -20,7 +19,6 @@ from outrider_core.cache import expanded
 from outrider_core.chat.tokenizer import chat_tokenizer_of
 from outrider_core.models.drafter_arrays import check_target
 from outrider_core.models.drafter_files import load_drafter
-from outrider_core.models.moa import server_half
 from outrider_core.models.target import TargetFiles, longest_text, open_target
 from outrider_core.targets.source import TargetError, TargetSource
 
@@ -31,23 +29,24 @@ SCRATCH = 192
 
 
 def load_model(settings: Settings, source: TargetSource) -> ServedModel:
-    """Load the target in `source`, and the drafter that the settings name.
+    """Load the target in `source`, and the drafter if the settings name one.
 
     Raises TargetError or DrafterError with a message of one line.
     """
     torch.set_num_threads(settings.threads or max(1, torch.get_num_threads() - 1))  # vLLM fixes their number
-    return vllm_model(open_target(source), load_drafter(expanded(settings.drafter)), settings)
+    drafter = load_drafter(expanded(settings.drafter)) if settings.drafter else None
+    return vllm_model(open_target(source), drafter, settings)
 
 
-def vllm_model(files: TargetFiles, drafter: LoadedDrafter, settings: Settings) -> ServedModel:
+def vllm_model(files: TargetFiles, drafter: LoadedDrafter | None, settings: Settings) -> ServedModel:
     """A target's files and a drafter, to be served. Raises TargetError or DrafterError."""
-    config, tensors, drafter_hash = drafter
     shape = files.config
-    check_target(config.target_hash, files.name, files.model_hash, settings.drafter)
-    config.check_fits(shape, files.name)
     if (getattr(shape, "rope_parameters", None) or {}).get("llama_4_scaling_beta"):
         raise TargetError(f"{files.name}: vLLM passes over its llama_4_scaling_beta; use --engine torch or onnx")
-    executor, runner = _start(files, settings, config.target_layers)
+    if drafter:  # before vLLM starts, which takes long
+        check_target(drafter[0].target_hash, files.name, files.model_hash, settings.drafter or "")
+    executor, runner = _start(files, settings, drafter[0].target_layers if drafter else (0,))
+    drafter_hash, features = torch_features(drafter, files, settings, executor.device)
     return ServedModel(
         name=files.name,
         target_hash=files.model_hash,
@@ -58,7 +57,7 @@ def vllm_model(files: TargetFiles, drafter: LoadedDrafter, settings: Settings) -
         vocab_size=shape.vocab_size,
         max_positions=longest_text(shape),
         runner=runner,
-        features=TorchFeatures(config, server_half(config, tensors), executor.device),
+        features=features,
     )
 
 

@@ -188,6 +188,7 @@ def understudy_of(
         bundle.decode,
         threads,
         drafter,
+        entry.barred if entry else (),
     )
 
 

@@ -34,16 +34,23 @@ class Reading(StrEnum):
 
 
 class OfflineWriter:
-    """active: the target is silent. supported: the device's writers can be held to the answer's constraint, if it has
+    """drafter: there is one; else the understudy reads along, and alone writes.
+    active: the target is silent. supported: the device's writers can be held to the answer's constraint, if it has
     one. paused: why nothing is written, where that is so for a time. sentence_ends: tokens that end a sentence or a
     line. wait: seconds that the target is waited for where nothing more can be written. give_up_at: when that ends.
     """
 
     def __init__(
-        self, policy: Policy, understudy: bool, sentence_ends: Container[int], supported: bool, wait: float
+        self,
+        policy: Policy,
+        understudy: bool,
+        sentence_ends: Container[int],
+        supported: bool,
+        wait: float,
+        drafter: bool = True,
     ) -> None:
-        self._policy, self._sentence_ends = policy, sentence_ends
-        self._warm = policy.understudy is UnderstudyUse.WARM
+        self._policy, self._drafter, self._sentence_ends = policy, drafter, sentence_ends
+        self._warm = policy.understudy is UnderstudyUse.WARM or not drafter
         self.active = False
         self.supported = supported
         self.paused: PauseReason | None = None
@@ -80,7 +87,8 @@ class OfflineWriter:
     @property
     def writes_first(self) -> bool:
         """The device writes without waiting for the target."""
-        return self._policy.writer in (WhoWrites.PREFER_DEVICE, WhoWrites.DEVICE_ONLY) and not self.muted
+        can = self._drafter or self.reading not in (Reading.ABSENT, Reading.BROKEN)
+        return can and self._policy.writer in (WhoWrites.PREFER_DEVICE, WhoWrites.DEVICE_ONLY) and not self.muted
 
     @property
     def may_be_taken_back(self) -> bool:
@@ -95,7 +103,9 @@ class OfflineWriter:
 
     @property
     def drafter_is_done(self) -> bool:
-        """The drafter has written as much alone as is worth reading."""
+        """The drafter has written as much alone as is worth reading, or there is none."""
+        if not self._drafter:
+            return True
         limited = self._policy.offline is Offline.SENTENCE and self.may_be_taken_back and not self._urged
         return limited and (self._ended_sentence or self._drafted >= SENTENCE_TOKENS)
 
@@ -120,7 +130,7 @@ class OfflineWriter:
         """Nothing more can be written: wait for the target, but not forever. Returns False where it will not come."""
         wait = self._usual_wait if self.paused is PauseReason.ASKED else self._wait
         self.give_up_at = self.give_up_at or now + wait
-        return not self.device_only or self.muted
+        return not self.device_only or (self.muted and self.paused is not PauseReason.LIMIT)
 
     def expect_return(self, seconds: float, now: float) -> None:
         """From now on wait no longer than `seconds` for the target."""
@@ -164,7 +174,7 @@ class OfflineWriter:
         which is still reading."""
         if self.reading is Reading.DONE:
             return Writer.UNDERSTUDY
-        if self.active:
+        if self.active or not self._drafter:
             enough = self.drafter_is_done or self.device_only or self.holds
             if self.coming and enough:
                 return None
@@ -195,7 +205,7 @@ class OfflineWriter:
     # --- the understudy reads ---
 
     def read_to_write(self, committed: list[int], provisional: list[int]) -> list[ReadText]:
-        """Return what the understudy is to read before it writes. The drafter's first token comes before that work."""
+        """Return what the understudy is to read before it writes. A drafter's first token comes before that work."""
         if not self.active:
             return []
         text = committed + provisional
@@ -205,7 +215,7 @@ class OfflineWriter:
             and len(text) - common_prefix(self._read, text) > FEW_TOKENS
         ):
             self._gave_up()  # the drafter writes the first token, where too little is read
-        begun = bool(provisional) or self.device_only
+        begun = bool(provisional) or self.device_only or not self._drafter
         return [self._ask(text, len(committed))] if self.reading is Reading.IDLE and begun else []
 
     def read_to_draft(self, committed: list[int]) -> list[int]:

@@ -63,8 +63,8 @@ class Session:
 
     prompt: token ids of the conversation so far. max_new: committed tokens at most. stream, session_id: as
     on the wire. row_shape: the drafter's. rows_seen: the prompt's rows that the drafter holds. timer: of rounds.
-    understudy: there is one. sentence_ends: tokens that end a sentence or a line. constraint: what tokens are drawn
-    under. obeys: the device's own writers can be held to it; where not, nothing is written alone.
+    drafter, understudy: there is one. sentence_ends: tokens that end a sentence or a line. constraint: what tokens are
+    drawn under. obeys: the device's own writers can be held to it; where not, nothing is written alone.
     """
 
     prompt: list[int]
@@ -80,6 +80,7 @@ class Session:
     timer: RoundTimer = field(default_factory=RoundTimer)
     policy: Policy = field(default_factory=Policy)
     tuning: Tuning = field(default_factory=Tuning)
+    drafter: bool = True
     understudy: bool = False
     sentence_ends: Container[int] = frozenset()
     constraint: Constraint | None = None
@@ -92,7 +93,7 @@ class Session:
             self.stream, self.session_id, self.sampling, self.constraint, self.max_context, self.patience, self.timer
         )
         self.offline = OfflineWriter(
-            self.policy, self.understudy, self.sentence_ends, self.obeys, self.patience.offline
+            self.policy, self.understudy, self.sentence_ends, self.obeys, self.patience.offline, self.drafter
         )
         self.job = JobSlot()
         self.mode = Mode.TREE
@@ -349,7 +350,7 @@ class Session:
     def _draft(self) -> list[Action]:
         """Have a tree drafted, or a chain of the understudy."""
         limits, text = self.verifier.limits(self.text.room), self.committed
-        if chain := self.tuning.chain(limits.nodes, limits.depth, self.offline.drafts):
+        if chain := self.tuning.chain(limits.nodes, limits.depth, self.offline.drafts, not self.drafter):
             version = self.job.take(Writer.UNDERSTUDY)
             beside = self.tuning.beside_chain()
             compare = [Compare(list(text), *beside)] if beside else []
@@ -379,13 +380,13 @@ class Session:
         if text.full or not offline.may_write(len(text.provisional)):
             return self._wait(now) if offline.active else []
         reading = offline.read_to_write(text.committed, text.provisional)
-        if self.job.busy:
-            return [*reading]
         match offline.next_writer():
-            case None:
-                return [*reading]
             case PauseReason() as reason:
                 return [self._pause(reason), *self._wait(now)]
+            case None:
+                return [*reading]
+            case _ if self.job.busy:
+                return [*reading]
             case writer:
                 token = WriteToken(text.committed + text.provisional, self.job.take(writer), writer)
                 return [*reading, *offline.hand_over(writer), token]

@@ -16,6 +16,7 @@ class SessionStats:
     accepted: int = 0  # draft tokens accepted in these rounds
     nodes: int = 0  # nodes sent in these rounds
     chains: int = 0  # of these rounds, those whose tree the understudy drafted
+    chained: int = 0  # tokens accepted in them
     catch_up_rounds: int = 0
     calls: int = 0  # VERIFY and GENERATE sent
     streamed: int = 0  # tokens that the target wrote alone (GENERATE)
@@ -53,5 +54,6 @@ class SessionStats:
         else:
             self.rounds += 1
             self.chains += settled.kind is RequestKind.CHAIN
+            self.chained += fresh - 1 if settled.kind is RequestKind.CHAIN else 0
             self.accepted += fresh - 1
             self.nodes += len(settled.tree)

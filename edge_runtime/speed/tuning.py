@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from edge_runtime.speed.chains import FIRST_TOKENS
+from edge_runtime.speed.chains import FIRST_TOKENS, MOST_TOKENS
 from edge_runtime.speed.controller import Controller, Mode
 from edge_runtime.speed.pace import Pace
 from edge_runtime.speed.settled import RequestKind, Settled, StreamClock
@@ -154,14 +154,16 @@ class Tuning:
             return TreeSize(nodes, depth, None)
         return TreeSize(min(nodes, self.pace.worth_drafting()), depth, self.pace.gain())
 
-    def chain(self, limit: int, room: int, ready: bool) -> int:
+    def chain(self, limit: int, room: int, ready: bool, alone: bool = False) -> int:
         """Tokens of the chain that the understudy is to draft next; 0: the drafter drafts a tree. limit: that the
-        verifier takes. room: that the session has. ready: the understudy can draft. Where nothing is shaped, trees
-        alone are drafted."""
+        verifier takes. room: that the session has. ready: the understudy can draft. alone: there is no drafter. Where
+        nothing is shaped, trees alone are drafted, or chains alone."""
         self._offer(ready)
         self.pace.chains.most = limit
         room = min(limit, room)
         length = min(room, self.pace.chain(self._chained)) if room > 1 else 0
+        if alone and ready and not self.shaping and not self._barren:
+            length = min(room, self.largest.depth, MOST_TOKENS)
         self._chained = length > 0
         return length
 

@@ -109,6 +109,8 @@ def bench(options: BenchOptions, console: Console) -> Figures:
 def _choose(bundle: Bundle, engines: Iterable[str] | None) -> tuple[list[str], dict[str, str]]:
     """Engines to measure, and why the others cannot be: {engine: line}."""
     held = bundle.manifest.engines
+    if not held:
+        raise BundleError(f"{bundle.folder} has no drafter whose steps could be measured; its understudy drafts")
     wanted = list(held if engines is None else dict.fromkeys(engines))
     if missing := [name for name in wanted if name not in held]:
         raise BundleError(f"{bundle.folder} holds no {missing[0]} engine (it has: {', '.join(held)})")

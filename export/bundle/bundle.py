@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import importlib.metadata
 import json
 import shutil
 from dataclasses import asdict
@@ -23,24 +22,25 @@ from safetensors.numpy import save_file
 
 from export.bundle.bench import bench_bundle, write_into_report
 from export.bundle.bundle_options import BundleOptions
+from export.bundle.export_target import ExportTarget
 from export.bundle.facts import broken_bounds, check_metadata, facts
-from export.bundle.plan import FORMATS, BundlePlan, check_resources, make_plan, show_plan
+from export.bundle.plan import FORMATS, BundlePlan, check_output, check_resources, make_plan, show_plan
 from export.bundle.report import markdown
+from export.bundle.signing import sign, versions
 from export.bundle.to_onnx import data_file, write_onnx
 from export.bundle.understudy import write_understudy
+from export.bundle.undrafted import write_undrafted
 from export.places import locked, put_in_place
 from export.quiet import quiet
 from outrider_core import durable
 from outrider_core.cache import sha256_of
 from outrider_core.drafting.bundle import (
     FORMAT_VERSION,
-    MANIFEST,
     SERVER_HALF_FILE,
     Bounds,
     Bundle,
     BundleError,
     EngineEntry,
-    FileEntry,
     Manifest,
     open_bundle,
 )
@@ -48,7 +48,7 @@ from outrider_core.drafting.drafter import MAX_WIDTH
 from outrider_core.drafting.engines import open_engine
 from outrider_core.machine import describe_machine
 from outrider_core.models.device_arrays import device_arrays
-from outrider_core.models.drafter_arrays import Arrays
+from outrider_core.models.drafter_arrays import Arrays, drafter_of_target
 from outrider_core.models.moa_config import SERVER_PREFIXES
 
 if TYPE_CHECKING:
@@ -59,7 +59,6 @@ NULL_ROW_FILE = "null_row.f32"
 #: bits -> least shares of the eager model's argmaxes an engine keeps (its own argmax, its four best)
 AGREEMENT = {32: (0.999, 0.999), 16: (0.99, 0.995), 8: (0.93, 0.98), 4: (0.7, 0.9)}
 ACCEPTANCE = 0.97
-PACKAGES = ("outrider", "torch", "onnx", "onnxruntime", "executorch", "torchao")
 
 
 def write_bundle(options: BundleOptions, console: Console | None = None) -> dict[str, Any]:
@@ -71,7 +70,12 @@ def write_bundle(options: BundleOptions, console: Console | None = None) -> dict
     """
     console = console or Console(stderr=True)
     with quiet(), console.status("reading target and drafter"):
-        plan = make_plan(options)
+        check_output(options.output_dir)
+        target = ExportTarget.open(options.target)
+        drafter = options.drafter or drafter_of_target(target.model_hash)
+        plan = make_plan(options, target, drafter) if drafter else None
+    if plan is None:
+        return write_undrafted(options, target, console)
     show_plan(plan, console)
     check_resources(plan)
     if options.dry_run:
@@ -133,7 +137,7 @@ def _write_all(plan: BundlePlan, aside: Path, console: Console) -> dict[str, Any
                 lambda step, steps: status.update(f"lowering the understudy, step {step} of {steps}"),
                 options.understudy_bits,
             )
-    _sign(manifest, aside)
+    sign(manifest, aside)
     encoder = {k: v.astype(np.float16) for k, v in plan.tensors.items() if k.startswith(SERVER_PREFIXES)}
     described = {"drafter_hash": plan.drafter_hash, "config": json.dumps(asdict(config))}
     save_file(encoder, aside / SERVER_HALF_FILE, metadata=described)
@@ -159,7 +163,7 @@ def _start_or_resume(plan: BundlePlan, aside: Path, console: Console) -> None:
     wanted = {
         "target": plan.target.model_hash, "drafter": plan.drafter_hash, "profile": asdict(plan.profile),
         "backend": plan.options.backend, "max_context": plan.config.max_context, "format_version": FORMAT_VERSION,
-        "formats": plan.options.format, "versions": _versions(),
+        "formats": plan.options.format, "versions": versions(),
         "understudy": plan.options.understudy and plan.options.understudy.name,
     }  # fmt: skip
     key = hashlib.sha256(json.dumps(wanted, sort_keys=True).encode()).hexdigest()
@@ -231,7 +235,7 @@ def _lower(plan: BundlePlan, tensors: Arrays, name: str, path: Path, known: dict
 
 
 def _manifest(plan: BundlePlan, folder: Path) -> Manifest:
-    """The manifest without its list of files, which `_sign` adds."""
+    """The manifest without its list of files, which `sign` adds."""
     config, profile, target = plan.config, plan.profile, plan.target
     tokenizer = (folder / "tokenizer.json").read_bytes()
     worst = min(profile.bits, profile.embedding_bits)
@@ -265,29 +269,10 @@ def _manifest(plan: BundlePlan, folder: Path) -> Manifest:
         null_row_file=NULL_ROW_FILE if config.null_row else None,
         confidence_temperature=config.confidence_temperature,
         tokenizer_hash=hashlib.sha256(tokenizer).hexdigest(),
-        versions=_versions(),
+        versions=versions(),
         engines=entries,
         files={},
     )
-
-
-def _versions() -> dict[str, str]:
-    versions = {}
-    for name in PACKAGES:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            versions[name] = importlib.metadata.version(name)
-    return versions
-
-
-def _sign(manifest: Manifest, folder: Path) -> None:
-    """List every file an app ships with its sha256, and write the manifest."""
-    for path in sorted(folder.iterdir()):
-        if path.is_file() and path.name not in (MANIFEST, SERVER_HALF_FILE, "report.json", "report.md"):
-            with path.open("rb") as file:
-                digest = hashlib.file_digest(file, "sha256").hexdigest()
-            manifest.files[path.name] = FileEntry(digest, path.stat().st_size)
-    text = msgspec.json.format(msgspec.json.encode(manifest), indent=2)
-    (folder / MANIFEST).write_bytes(text + b"\n")
 
 
 def _half(plan: BundlePlan, tensors: Arrays) -> DeviceHalf:

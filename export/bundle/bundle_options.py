@@ -7,7 +7,6 @@ from pathlib import Path
 
 from export.options import argument, check_bounds, commas, option, target_option
 from outrider_core.arguments import positive_int, positive_ints
-from outrider_core.models.folders import default_drafter
 from outrider_core.targets.source import TargetError, TargetSource
 
 
@@ -24,8 +23,11 @@ class BundleOptions:
     """See `export bundle --help`. Raises OptionsError if a value is none of its choices."""
 
     target: TargetSource = target_option("alias, Hugging Face id or folder")
-    drafter: Path = option(
-        default_drafter(), "folder that `train` or `import` wrote; default: the default target's own"
+    drafter: Path | None = option(
+        None,
+        "folder that `train` or `import` wrote; default: the installed one that was trained on the target. Without "
+        "one, the understudy drafts",
+        parse=Path,
     )
     output_dir: Path = argument("folder to write; replaced if it is a bundle", positional=False)
     format: tuple[str, ...] = option(("onnx",), "engine files, by commas: onnx, executorch", parse=commas, many=False)
@@ -47,7 +49,9 @@ class BundleOptions:
         open=open_understudy,
     )
     understudy_bits: int = option(8, "of its weights; 4 is about half the download", choices=(4, 8))
-    max_context: int | None = option(None, "longest conversation, at most the drafter's", parse=int)
+    max_context: int | None = option(
+        None, "longest conversation, at most the drafter's; default: that, or 4,096 without a drafter", parse=int
+    )
     backend: str = option("xnnpack", "what ExecuTorch delegates to", choices=("xnnpack", "coreml", "qualcomm"))
     compare: bool = option(True, "do not compare with the eager model, as is done where torch is installed")
     check: bool = option(False, "also measure acceptance length, as `check` does")

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from cloud.torch_engine.process import UNPRUNED_TREES, VerifierProcess
+from edge_runtime.answer.offline_drafter import understudy_of
 from edge_runtime.events import AnswerStats, Finished
 from edge_runtime.options import FIXED_TREES, RuntimeOptions
 from edge_runtime.runtime import EdgeRuntime
@@ -32,6 +33,7 @@ from outrider_core.models.eager import EagerEngine
 from outrider_core.models.moa import DeviceHalf, device_half_on
 from outrider_core.models.target import open_target
 from outrider_core.targets.source import TargetSource
+from outrider_core.targets.understudy import UnderstudyError
 
 
 def check_bundle(options: CheckOptions) -> list[str]:
@@ -51,6 +53,13 @@ def check_bundle(options: CheckOptions) -> list[str]:
     for name in manifest.engines:
         check_metadata(bundle, name)
     console.print(f"{folder}: {len(manifest.files)} files with the right hashes, metadata as in {MANIFEST}")
+    if not manifest.has_drafter:
+        try:
+            understudy_of(bundle).load()
+        except UnderstudyError as error:
+            raise BundleError(str(error)) from None
+        console.print("no drafter to compare: its understudy drafts, and loads")
+        return []
     drafter = options.drafter or find_drafter(manifest.drafter_hash)
     config, tensors, drafter_hash = load_drafter(drafter)
     if drafter_hash != manifest.drafter_hash:

@@ -31,7 +31,7 @@ def add_comparison(
     work: where the target's answers are kept, so that an interrupted export can continue.
     """
     files = open_target(plan.options.target)
-    tensors = load_drafter(plan.options.drafter)[1]
+    tensors = load_drafter(plan.drafter)[1]
     passages = passages_for(files, plan.config, tensors, work, plan.load_target)
     bundle, eager = open_bundle(folder), EagerEngine(half)
     for name, entry in bundle.manifest.engines.items():
@@ -48,4 +48,4 @@ def add_comparison(
     report["compared_on"] = TARGET_ANSWERS if plan.load_target else RANDOM_ROWS
     report["machine"] += f", {torch.get_num_threads()} threads"
     if plan.options.check and plan.load_target:
-        report["acceptance"] = check_acceptance(bundle, plan.options.drafter, plan.options.target.name, half)
+        report["acceptance"] = check_acceptance(bundle, plan.drafter, plan.options.target.name, half)

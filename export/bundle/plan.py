@@ -45,6 +45,7 @@ class BundlePlan:
     options: BundleOptions
     profile: Profile
     target: ExportTarget
+    drafter: Path
     config: MoAConfig
     tensors: Arrays
     drafter_hash: str
@@ -57,15 +58,15 @@ class BundlePlan:
     understudy_bytes: int = 0
 
 
-def make_plan(options: BundleOptions) -> BundlePlan:
-    """Open target and drafter, refuse what cannot work, and estimate.
+def make_plan(options: BundleOptions, target: ExportTarget, drafter: Path) -> BundlePlan:
+    """Open the drafter in its folder, refuse what cannot work, and estimate.
 
     Raises BundleError, DrafterError or TargetError with one clear line.
     """
     profile = _check_options(options)
-    target = ExportTarget.open(options.target)
-    config, tensors, drafter_hash = read_drafter(options.drafter)
-    _check_fit(target, config, options.drafter)
+    config, tensors, drafter_hash = read_drafter(drafter)
+    check_ends(target)
+    check_target(config.target_hash, target.name, target.model_hash, drafter)
     if options.max_context is not None:
         if not 1 <= options.max_context <= config.max_context:
             raise BundleError(
@@ -88,15 +89,15 @@ def make_plan(options: BundleOptions) -> BundlePlan:
     if options.check and not compared:
         raise BundleError("--check compares with the eager model in torch; run: pip install 'outrider[export]'")
     load_target = compared and target_fits(target.config)
-    understudy_bytes = _understudy_bytes(options.understudy, options.understudy_bits) if options.understudy else 0
+    understudy = understudy_bytes(options.understudy, options.understudy_bits) if options.understudy else 0
     lowering = tables + max(COPIES[name] * size for name, size in engine_bytes.items())
     return BundlePlan(
-        options, profile, target, config, tensors, drafter_hash, engine_bytes, step_bytes,
-        disk_bytes=sum(engine_bytes.values()) + 50_000_000 + (0 if _links(options) else understudy_bytes),
+        options, profile, target, drafter, config, tensors, drafter_hash, engine_bytes, step_bytes,
+        disk_bytes=sum(engine_bytes.values()) + 50_000_000 + (0 if _links(options) else understudy),
         memory_bytes=BASE_BYTES + max(lowering, tables + _float32_bytes(target.config) if load_target else 0),
         compared=compared,
         load_target=load_target,
-        understudy_bytes=understudy_bytes,
+        understudy_bytes=understudy,
     )  # fmt: skip
 
 
@@ -110,7 +111,8 @@ def _links(options: BundleOptions) -> bool:
     return (copy / MANIFEST_FILE).is_file() and copy.stat().st_dev == there.stat().st_dev
 
 
-def _understudy_bytes(source: TargetSource, bits: int) -> int:
+def understudy_bytes(source: TargetSource, bits: int) -> int:
+    """Return the size of an understudy's folder. Raises BundleError if there can be none."""
     if source.prepared:
         return sum(path.stat().st_size for path in source.path.iterdir())
     try:
@@ -134,19 +136,22 @@ def _check_options(options: BundleOptions) -> Profile:
         from export.bundle.to_executorch import check_backend  # torch
 
         check_backend(options.backend, profile)
-    output = options.output_dir
-    taken = not output.is_dir() or any(output.iterdir()) if output.exists() else False
-    if taken and not (output / MANIFEST).is_file():
-        raise BundleError(f"{output} exists and is not a bundle; choose an empty or new --output-dir")
     return profile
 
 
-def _check_fit(target: ExportTarget, config: MoAConfig, drafter: Path) -> None:
+def check_output(output: Path) -> None:
+    """Raise BundleError where a bundle must not be written."""
+    taken = not output.is_dir() or any(output.iterdir()) if output.exists() else False
+    if taken and not (output / MANIFEST).is_file():
+        raise BundleError(f"{output} exists and is not a bundle; choose an empty or new --output-dir")
+
+
+def check_ends(target: ExportTarget) -> None:
+    """Raise BundleError if no answer of the target would end, or there is no chat template."""
     if not target.eos_ids:
         raise BundleError(f"{target.name} names no eos_token_id, so no answer would ever end; add it to config.json")
     if not target.chat_template:
         raise BundleError(f"{target.name} has no chat template; add chat_template.jinja to its folder")
-    check_target(config.target_hash, target.name, target.model_hash, drafter)
 
 
 def target_fits(target: TargetConfig) -> bool:
@@ -169,7 +174,7 @@ def check_resources(plan: BundlePlan) -> None:
 
 def show_plan(plan: BundlePlan, console: Console) -> None:
     options, config, profile = plan.options, plan.config, plan.profile
-    table = Table(title=f"export of {options.drafter} for {plan.target.name}", title_justify="left", show_header=False)
+    table = Table(title=f"export of {plan.drafter} for {plan.target.name}", title_justify="left", show_header=False)
     table.add_column("what")
     table.add_column("how")
     for name, size in plan.engine_bytes.items():

@@ -15,6 +15,9 @@ from outrider_core.targets.bundle import MANIFEST_FILE, TargetBundleError
 from outrider_core.targets.cached import cached_target
 from outrider_core.targets.source import TargetSource
 
+#: share of the target's tokens that an understudy must have
+LEAST_SHARED = 0.99
+
 
 def write_understudy(
     source: TargetSource,
@@ -37,10 +40,9 @@ def write_understudy(
             f"--understudy {source.name} reads {model.max_positions} tokens at most, and the bundle is for "
             f"{max_context}; export with --max-context {model.max_positions}, or choose another understudy"
         )
-    if _vocabulary(model.folder) != _vocabulary(bundle):
-        raise BundleError(
-            f"--understudy {source.name} has another vocabulary than the target; an understudy needs the same"
-        )
+    own, wanted = _vocabulary(model.folder), _vocabulary(bundle)
+    if why := _differ(own, wanted, model.config.vocab_size):
+        raise BundleError(f"--understudy {source.name} has another vocabulary than the target: {why}")
     folder = bundle / UNDERSTUDY_FOLDER
     shutil.rmtree(folder, ignore_errors=True)  # an interrupted export's
     shutil.copytree(model.folder, folder, ignore=shutil.ignore_patterns("report.*"), copy_function=_link_or_copy)
@@ -53,6 +55,7 @@ def write_understudy(
         bits=model.bits,
         bytes=sum(path.stat().st_size for path in folder.iterdir()),
         manifest_sha256=hashlib.sha256(manifest).hexdigest(),
+        barred=sorted(index for text, index in own.items() if text not in wanted),
     )
 
 
@@ -64,6 +67,25 @@ def _link_or_copy(source: str, place: str) -> None:
         shutil.copy2(source, place)
 
 
+def _differ(own: dict[str, int], wanted: dict[str, int], rows: int) -> str:
+    """Return why text in the target's ids is not text to an understudy; "" if it is, but for a few added tokens.
+
+    own, wanted: ids by text, of the understudy and of the target. rows: ids that the understudy knows at most.
+    """
+    if moved := next((text for text in wanted if own.get(text, wanted[text]) != wanted[text]), None):
+        return f"{moved!r} is {own[moved]}, and {wanted[moved]} there"
+    texts = {index: text for text, index in wanted.items()}
+    if renamed := next((text for text, index in own.items() if texts.get(index, text) != text), None):
+        return f"token {own[renamed]} is {renamed!r}, and {texts[own[renamed]]!r} there"
+    if (shared := len(wanted.keys() & own.keys())) < LEAST_SHARED * len(wanted):
+        return f"it has {shared} of the {len(wanted)} tokens there"
+    if max(wanted.values()) >= rows:
+        return f"it has {rows} tokens, and the target has one of id {max(wanted.values())}"
+    return ""
+
+
 def _vocabulary(folder: Path) -> dict[str, int]:
-    vocabulary: dict[str, int] = Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab(with_added_tokens=True)
-    return vocabulary
+    """Ids by text, in their order, without the tokens that fill a vocabulary up to its table's rows."""
+    vocabulary = Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab(with_added_tokens=True)
+    by_id = sorted(vocabulary.items(), key=lambda entry: entry[1])
+    return {text: index for text, index in by_id if text != f"[PAD{index}]"}

@@ -244,7 +244,7 @@ class Chat:
         elif link:
             verifier += f", no connection: {self._linked.link_error or 'none yet'}"
         return (
-            f"{manifest.target}, hash {manifest.target_hash}; drafter {manifest.drafter_hash}; "
+            f"{manifest.target}, hash {manifest.target_hash}; drafter {manifest.drafter_hash or 'none'}; "
             f"context {manifest.max_context}\n"
             f"bundle: {self._bundle.folder}\n"
             f"verifier: {verifier}{'; /offline is on' if self._runtime is not self._linked else ''}"

@@ -21,6 +21,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from edge_runtime.answer.offline_drafter import understudy_of
 from edge_runtime.link.websocket import (
     Link,
     LinkDown,
@@ -47,6 +48,7 @@ from outrider_core.models.moa_config import DrafterError
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.wire import PROTOCOL_VERSION, Hello
 from outrider_core.targets.source import DEFAULT_TARGET, TargetError, TargetSource
+from outrider_core.targets.understudy import Decoding, UnderstudyError
 
 Level = Literal["good", "warning", "bad"]
 #: seconds that each look may take
@@ -137,6 +139,8 @@ def look_at_engine(bundle: Bundle, engine: str | None, threads: int) -> tuple[Fi
     """Also the seconds of one drafting step."""
     try:
         began = time.perf_counter()
+        if not bundle.manifest.has_drafter:
+            return look_at_understudy(bundle, threads)
         drafter = EdgeRuntime(bundle, None, RuntimeOptions(engine=engine, threads=threads)).drafter
         loaded = time.perf_counter() - began
     except BundleError as error:
@@ -157,6 +161,23 @@ def look_at_engine(bundle: Bundle, engine: str | None, threads: int) -> tuple[Fi
         advice = "trees take longer than most round trips: use --threads, an int8 bundle, or --policy cloud-only"
         return Finding("engine", "warning", text, advice, found.figures), step
     return found, step
+
+
+def look_at_understudy(bundle: Bundle, threads: int) -> tuple[Finding, float]:
+    """The understudy that drafts in a bundle without a drafter; also the seconds of a token."""
+    understudy, prompt = understudy_of(bundle, threads), bundle.render_chat([{"role": "user", "content": "Hello"}])
+    began = time.perf_counter()
+    try:
+        understudy.load()
+    except UnderstudyError as error:
+        return Finding("engine", "bad", str(error), "the bundle has no drafter, so nothing drafts without it"), 0.0
+    loaded = time.perf_counter() - began
+    understudy.draft(prompt, 1, Decoding(len(prompt)))  # reads the prompt
+    began = time.perf_counter()
+    tokens, _ = understudy.draft(prompt, 1 + TRIES, Decoding(len(prompt)))
+    each = (time.perf_counter() - began) / max(1, len(tokens) - 1)
+    text = f"no drafter: the understudy drafts, loaded in {loaded:.1f} s, a token in {1000 * each:.0f} ms"
+    return good("engine", text, load_seconds=round(loaded, 2), token_ms=round(1000 * each, 2)), each
 
 
 async def look_at_address(server: str, ca_file: Path | None) -> Finding:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from outrider_core.chat.tokenizer import ChatTokenizer, open_chat_tokenizer
-from outrider_core.protocol.rows import RowShape
+from outrider_core.protocol.rows import NO_ROWS, RowShape
 
 FORMAT_VERSION = 2
 MANIFEST = "manifest.json"
@@ -27,6 +27,7 @@ UNDERSTUDY_FOLDER = "understudy"
 SERVER_HALF_FILE = "encoder.safetensors"
 
 Positive = Annotated[int, Meta(ge=1)]
+Natural = Annotated[int, Meta(ge=0)]
 
 
 class BundleError(RuntimeError):
@@ -68,7 +69,7 @@ class UnderstudyEntry(Struct, kw_only=True):
 
     format: "onnx", a target bundle (`outrider_core.targets.bundle`). bits: of its linear layers. bytes: of all its
     files. source_hash: identity of the model it was made from. manifest_sha256: of its manifest, which has the hashes
-    of its other files.
+    of its other files. barred: ids that mean something to this model alone, and that it must not write.
     """
 
     folder: str
@@ -78,6 +79,7 @@ class UnderstudyEntry(Struct, kw_only=True):
     bits: int
     bytes: int
     manifest_sha256: str
+    barred: list[Natural] = []
 
 
 class Manifest(Struct, kw_only=True):
@@ -85,29 +87,34 @@ class Manifest(Struct, kw_only=True):
 
     tokenizer_hash: sha256 of tokenizer.json. null_row_file: float32 [2 (K, V), ca_kv_heads, head_dim], the row
     that cross-attention always sees, or null for a drafter without one. confidence_temperature: see MoAConfig.
-    versions: what wrote the bundle.
+    versions: what wrote the bundle. engines: of the drafter; none: the bundle has no drafter, and the fields with the
+    defaults 0, "" and null, which describe it, have these. Its understudy drafts then.
     """
 
     format_version: int
     target: str
     target_hash: str
-    drafter_hash: str
+    drafter_hash: str = ""
     vocab_size: Positive
     eos_ids: Annotated[list[int], Meta(min_length=1)]
     max_context: Positive
-    hidden_size: Positive
-    sa_kv_heads: Positive
-    ca_kv_heads: Positive
-    head_dim: Positive
-    draft_vocab_size: Positive
-    draft_ids_file: str
-    null_row_file: str | None
+    hidden_size: Natural = 0
+    sa_kv_heads: Natural = 0
+    ca_kv_heads: Natural = 0
+    head_dim: Natural = 0
+    draft_vocab_size: Natural = 0
+    draft_ids_file: str | None = None
+    null_row_file: str | None = None
     confidence_temperature: Annotated[float, Meta(ge=0.05, le=20)] = 1.0  # a drafter's own range
     tokenizer_hash: str
     versions: dict[str, str]
-    engines: Annotated[dict[str, EngineEntry], Meta(min_length=1)]
+    engines: dict[str, EngineEntry]
     files: dict[str, FileEntry]
     understudy: UnderstudyEntry | None = None
+
+    @property
+    def has_drafter(self) -> bool:
+        return bool(self.engines)
 
 
 @dataclass(frozen=True)
@@ -125,7 +132,8 @@ class SentenceEnds:
 class Bundle:
     """A checked bundle.
 
-    draft_ids [draft_vocab] int64 maps the LM head's rows to target token ids; null_row [2, kv_heads, head_dim].
+    draft_ids [draft_vocab] int64 maps the LM head's rows to target token ids, `NoDrafter`'s in a bundle without a
+    drafter; null_row [2, kv_heads, head_dim].
     """
 
     folder: Path
@@ -141,7 +149,8 @@ class Bundle:
 
     @property
     def row_shape(self) -> RowShape:
-        return RowShape(self.manifest.ca_kv_heads, self.manifest.head_dim)
+        manifest = self.manifest
+        return RowShape(manifest.ca_kv_heads, manifest.head_dim) if manifest.has_drafter else NO_ROWS
 
     @property
     def has_understudy(self) -> bool:
@@ -182,7 +191,7 @@ def open_bundle(folder: str | Path, *, verify: bool = True) -> Bundle:
     """
     folder = Path(folder)
     manifest = _read_manifest(folder)
-    named = {manifest.draft_ids_file}
+    named = {manifest.draft_ids_file} if manifest.draft_ids_file else set[str]()
     for engine in manifest.engines.values():
         named |= {engine.file, engine.data or engine.file}
     needed = {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja"} | named
@@ -194,15 +203,25 @@ def open_bundle(folder: str | Path, *, verify: bool = True) -> Bundle:
         _check_name(folder, manifest.understudy.folder)
     for name, entry in manifest.files.items():
         _check_file(folder, name, entry, verify)
-    draft_ids = np.fromfile(folder / manifest.draft_ids_file, "<u4").astype(np.int64)
-    if len(draft_ids) != manifest.draft_vocab_size or draft_ids.max() >= manifest.vocab_size:
-        raise BundleError(f"{folder}/{manifest.draft_ids_file} does not fit the manifest; export the bundle again")
+    draft_ids = _read_draft_ids(folder, manifest)
     null_row = _read_null_row(folder, manifest)
     try:
         chat = open_chat_tokenizer(folder)
     except (OSError, ValueError) as error:
         raise BundleError(f"{error}; export the bundle again") from None
     return Bundle(folder, manifest, chat, draft_ids, null_row)
+
+
+def _read_draft_ids(folder: Path, manifest: Manifest) -> NDArray[np.int64]:
+    if not manifest.has_drafter and manifest.understudy:
+        return np.zeros(1, np.int64)
+    widths = manifest.hidden_size, manifest.sa_kv_heads, manifest.ca_kv_heads, manifest.head_dim
+    if not (manifest.has_drafter and manifest.drafter_hash and all(widths) and manifest.draft_ids_file):
+        raise BundleError(f"{folder}/{MANIFEST} describes neither a drafter nor an understudy; export the bundle again")
+    draft_ids = np.fromfile(folder / manifest.draft_ids_file, "<u4").astype(np.int64)
+    if len(draft_ids) != manifest.draft_vocab_size or draft_ids.max(initial=0) >= manifest.vocab_size:
+        raise BundleError(f"{folder}/{manifest.draft_ids_file} does not fit the manifest; export the bundle again")
+    return draft_ids
 
 
 def _read_null_row(folder: Path, manifest: Manifest) -> NDArray[np.float32] | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -89,13 +90,26 @@ def check_target(known: str, name: str, identity: str, drafter: str | Path) -> N
         )
 
 
-def find_drafter(drafter_hash: str) -> Path:
-    """The folder of the drafter with this hash, of those in `drafters/` here and of those that come with the package.
-
-    Raises DrafterError where there is none.
-    """
+def _installed_drafters() -> list[Path]:
+    """Folders in `drafters/` here, then those that come with the package."""
     places = dict.fromkeys([Path("drafters").resolve(), drafters_folder()])
-    for folder in (folder for place in places if place.is_dir() for folder in sorted(place.iterdir())):
+    return [folder for place in places if place.is_dir() for folder in sorted(place.iterdir())]
+
+
+def drafter_of_target(identity: str) -> Path | None:
+    """Return the folder of the first installed drafter that was trained on the target of this identity."""
+    for folder in _installed_drafters():
+        with suppress(OSError, ValueError):
+            values = json.loads((folder / CONFIG_FILE).read_bytes())
+            kind = isinstance(values, dict) and values.get("type", "moa")
+            if kind == "moa" and values.get("target_hash") == identity:
+                return folder
+    return None
+
+
+def find_drafter(drafter_hash: str) -> Path:
+    """The folder of the installed drafter with this hash. Raises DrafterError where there is none."""
+    for folder in _installed_drafters():
         try:
             if _read(folder)[2] == drafter_hash:
                 return folder

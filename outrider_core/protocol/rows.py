@@ -40,6 +40,10 @@ class RowShape(NamedTuple):
         return self.scale_bytes + self.value_bytes
 
 
+#: of a target or a device without a drafter, between which no rows travel
+NO_ROWS = RowShape(1, 1)
+
+
 def pack_rows(rows: NDArray[np.floating]) -> bytes:
     """Quantise and pack rows [n, 2, heads, head_dim]."""
     rows = np.asarray(rows, np.float32)

@@ -103,7 +103,7 @@ class Understudy:
     manifest_sha256: of the manifest that belongs there. max_context: tokens of a text at most. vocab: of the target; it
     may be less than this model's, whose logits of the ids beyond are left out. decode: text of token ids. threads: of
     the engine, 0: all cores. drafter: makes what foresees its words, so that one step may bring several tokens, once
-    the model is loaded; None, or where it gives none: there is no such thing.
+    the model is loaded; None, or where it gives none: there is no such thing. barred: ids that it must not write.
     """
 
     def __init__(
@@ -115,7 +115,9 @@ class Understudy:
         decode: Callable[[list[int]], str],
         threads: int = 0,
         drafter: Callable[[TargetConfig], UnderstudyDrafter | None] | None = None,
+        barred: Sequence[int] = (),
     ) -> None:
+        self._barred = [token for token in barred if token < vocab]
         self._folder, self._manifest_sha256 = folder, manifest_sha256
         self._max_context, self._vocab, self._decode, self._threads = max_context, vocab, decode, threads
         self._runner: OnnxRunner | None = None
@@ -315,7 +317,9 @@ class Understudy:
     def _run(self, part: Part) -> Floats:
         assert self._runner is not None
         self._guess = None  # its rows are written over
-        return self._runner.forward([part])[:, : self._vocab]
+        logits = self._runner.forward([part])[:, : self._vocab]
+        logits[:, self._barred] = -np.inf
+        return logits
 
     def _keep(self, text: list[int]) -> None:
         """Forget what was read beyond what it shares with `text`; the last token of that is read again, if need be."""

@@ -59,7 +59,7 @@ def test_many_sessions_with_evictions(bundle: tuple[TargetBundle, object]) -> No
     config, tensors = tiny_drafter_config(model)
     settings = Settings(max_model_len=128, max_nodes=24, kv_tokens=384, tree_budget=8, threads=1)
     arrays = {name: tensor.float().numpy() for name, tensor in tensors.items()}
-    verifier = in_chunks(Verifier(onnx_model(made, config, arrays, "tiny", settings), settings), 5)
+    verifier = in_chunks(Verifier(onnx_model(made, (config, arrays, "tiny"), settings), settings), 5)
     rng = random.Random(0)
     prompts = [[rng.randrange(4, 199) for _ in range(rng.randrange(3, 30))] for _ in range(5)]
     truths = [[*prompt, *plain_decode_8bit(made, prompt, SAMPLINGS[i % 3], 30)] for i, prompt in enumerate(prompts)]

@@ -43,7 +43,7 @@ def make(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
     def onnx_verifier(prefill_chunk: int = 256, **values: Any) -> Verifier:
         settings = Settings(**{**SHARED, "threads": 1, **values})
-        return in_chunks(Verifier(onnx_model(bundle, config, arrays, "tiny", settings), settings), prefill_chunk)
+        return in_chunks(Verifier(onnx_model(bundle, (config, arrays, "tiny"), settings), settings), prefill_chunk)
 
     return onnx_verifier
 

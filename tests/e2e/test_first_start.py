@@ -22,6 +22,7 @@ import pytest
 from cloud.telemetry.progress import Bar
 from export.bundle import bundle as bundles
 from export.bundle.bundle_options import BundleOptions
+from export.bundle.export_target import ExportTarget
 from export.bundle.plan import make_plan
 from outrider.cli import default_bundle, main
 from outrider.cli.arguments import parse
@@ -237,7 +238,7 @@ def test_an_understudy_that_is_a_hard_link_takes_no_disk(
 
     def disk(cache: Path, understudy: TargetSource | None) -> int:
         monkeypatch.setenv("OUTRIDER_CACHE", str(cache))
-        return make_plan(replace(options, understudy=understudy)).disk_bytes
+        return make_plan(replace(options, understudy=understudy), ExportTarget.open(target), folders[1]).disk_bytes
 
     assert disk(filled[0], target) == disk(filled[0], None) < disk(tmp_path, target)
 

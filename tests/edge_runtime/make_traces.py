@@ -62,6 +62,8 @@ ALONE_POLICIES = (
 )  # fmt: skip
 #: of these, recorded sessions
 ALONE = 84
+#: sessions without a drafter
+UNDRAFTED = 56
 #: what verifiers behind one address compute in
 FLEET = ("onnx-8-v6", "torch-float32")
 ALONE_EVENTS = (*EVENTS, *["job"] * 6, *["reading"] * 4, "failure")
@@ -130,6 +132,8 @@ def setup_of(session: Session) -> dict[str, Any]:
     }
     if not session.obeys:
         setup["obeys"] = False
+    if not session.drafter:
+        setup["drafter"] = False
     if session.constraint:
         setup["constraint"] = plain_field(session.constraint)
     if session.verifier.pinned:
@@ -154,7 +158,7 @@ def session_of(setup: dict[str, Any]) -> Session:
         session_id=bytes.fromhex(setup["session"]), stream=setup["stream"], patience=Patience(**setup["patience"]),
         policy=Policy(**setup["policy"]), timer=RoundTimer(**setup["timer"]), tuning=tuning_of(setup),
         understudy=setup["understudy"], sentence_ends=frozenset(setup["sentence_ends"]),
-        obeys=setup.get("obeys", True),
+        obeys=setup.get("obeys", True), drafter=setup.get("drafter", True),
         constraint=Constraint(**decoded(setup["constraint"])) if "constraint" in setup else None,
     )  # fmt: skip
     session.mode = Mode(setup["mode"])
@@ -280,17 +284,21 @@ def choosing_trace(number: int, drafts: bool = False) -> dict[str, Any]:
     return {"name": name, "setup": recording.setup, "steps": recording.steps}
 
 
-def alone_trace(number: int) -> dict[str, Any]:
-    """Who writes alone: the drafter to the end of a sentence, or the understudy once it has read the text."""
-    rng = random.Random(2000 + number)
+def alone_trace(number: int, drafter: bool = True) -> dict[str, Any]:
+    """Who writes alone: the drafter to the end of a sentence, or the understudy once it has read the text.
+
+    drafter: there is one; else the understudy also drafts.
+    """
+    rng = random.Random(2000 + number + (0 if drafter else 1000))
     policy = ALONE_POLICIES[number % len(ALONE_POLICIES)]
     present = rng.random() < 0.8
     ends = frozenset([rng.randrange(1, VOCAB)])
-    world = World(rng, rng.choice([6, 12, 40]), policy, understudy=present, sentence_ends=ends)
+    world = World(rng, rng.choice([6, 12, 40]), policy, understudy=present, sentence_ends=ends, drafter=drafter)
     recording = Recording(world)
     world.do(world.session.start(world.now))
+    dials = drafter or policy.writer != "device-only"
     for event in rng.choices(ALONE_EVENTS, k=rng.choice([20, 60])):
-        if not world.session.finished:
+        if not world.session.finished and (dials or event != "connect"):
             world.happen(event)
     if policy.writer == "device-only":
         while not world.session.finished:
@@ -300,6 +308,7 @@ def alone_trace(number: int) -> dict[str, Any]:
     elif not world.session.finished:
         world.settle()
     name = f"alone {number}: {policy.writer}, {'understudy ' + policy.understudy if present else 'no understudy'}"
+    name += "" if drafter else ", no drafter"
     return {"name": name, "setup": recording.setup, "steps": recording.steps}
 
 
@@ -736,6 +745,7 @@ def traces() -> list[dict[str, Any]]:
         *obedience_traces(),
         *constrained_traces(),
         *arithmetic_traces(),
+        *(alone_trace(number, drafter=False) for number in range(UNDRAFTED)),
     ]
 
 

@@ -15,6 +15,7 @@ from edge_runtime.events import Event, Finished
 from edge_runtime.options import RuntimeOptions
 from edge_runtime.runtime import EdgeRuntime
 from export.__main__ import main
+from export.bundle.export_target import ExportTarget
 from export.bundle.plan import make_plan
 from outrider_core.drafting.bundle import Bundle, BundleError, open_bundle
 from outrider_core.drafting.drafter import Drafter, TreeShape
@@ -131,9 +132,9 @@ def test_onnx_bundle(made: Any, tmp_path: Path, name: str, quant: str) -> None:
     assert size - sum(found.values()) < 300_000
     if "128k" in name:
         assert (output / "drafter.onnx.data").is_file()
-        assert make_plan(folders.options(tmp_path / "other", quant)).engine_bytes["onnx"] == pytest.approx(
-            size, rel=0.1
-        )
+        options = folders.options(tmp_path / "other", quant)
+        plan = make_plan(options, ExportTarget.open(options.target), options.drafter)
+        assert plan.engine_bytes["onnx"] == pytest.approx(size, rel=0.1)
 
 
 @pytest.mark.slow
@@ -143,7 +144,8 @@ def test_executorch_bundle(made: Any, tmp_path: Path, name: str, quant: str) -> 
     check(made(name), tmp_path / "bundle", quant, "executorch", LEAST[quant])
     if "128k" in name:
         size = (tmp_path / "bundle" / "drafter.pte").stat().st_size
-        plan = make_plan(made(name).options(tmp_path / "other", quant, "executorch"))
+        options = made(name).options(tmp_path / "other", quant, "executorch")
+        plan = make_plan(options, ExportTarget.open(options.target), options.drafter)
         assert plan.engine_bytes["executorch"] == pytest.approx(size, rel=0.1)
 
 

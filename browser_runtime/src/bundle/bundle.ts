@@ -62,7 +62,8 @@ export class Bundle {
   static async open(manifest: Manifest, readFile: ReadFile): Promise<Bundle> {
     const text = async (name: string) => new TextDecoder().decode(await readFile(name));
     const numbers = async (name: string) => (await readFile(name)).slice().buffer;
-    const draftIds = new Uint32Array(await numbers(manifest.draftIdsFile));
+    const { draftIdsFile } = manifest; // without a drafter: `NoDrafter`'s one token
+    const draftIds = draftIdsFile === null ? new Uint32Array(1) : new Uint32Array(await numbers(draftIdsFile));
     if (draftIds.length !== manifest.draftVocabSize || draftIds.some(id => id >= manifest.vocabSize)) {
       throw new BundleError(`${manifest.draftIdsFile} does not fit ${MANIFEST}; export the bundle again`);
     }

@@ -19,9 +19,14 @@ export interface UnderstudyEntry {
   /** Of all its files. */
   bytes: number;
   manifestSha256: string;
+  /** Ids that mean something to this model alone, and that it must not write. */
+  barred: number[];
 }
 
-/** Widths in values; hashes as the handshake compares them. The file names are keys of `files`. */
+/**
+ * Widths in values; hashes as the handshake compares them. The file names are keys of `files`. A bundle without a drafter has
+ * no engine and no draft ids, and widths of 1; its understudy drafts.
+ */
 export interface Manifest {
   target: string;
   targetHash: string;
@@ -33,11 +38,11 @@ export interface Manifest {
   caKvHeads: number;
   headDim: number;
   draftVocabSize: number;
-  draftIdsFile: string;
+  draftIdsFile: string | null;
   nullRowFile: string | null;
   /** Where decoding is greedy, logits are divided by it: a token's probability is how often it is the target's choice. */
   confidenceTemperature: number;
-  engineFile: string;
+  engineFile: string | null;
   engineData: string | null;
   files: Record<string, FileEntry>;
   /** null: the bundle carries none. */
@@ -60,8 +65,15 @@ export function parseManifest(text: string): Manifest {
       `${MANIFEST}: format ${version}, this runtime reads ${FORMAT_VERSION}; export again or update`,
     );
   }
-  const engine = (raw.engines as Record<string, Record<string, unknown>> | undefined)?.onnx;
-  if (!engine) throw new BundleError(`${MANIFEST} lists no onnx engine; export the bundle with --format onnx`);
+  const engines = (raw.engines ?? {}) as Record<string, Record<string, unknown>>;
+  const engine = engines.onnx ?? null;
+  const drafted = Object.keys(engines).length > 0;
+  if (drafted && !engine)
+    throw new BundleError(`${MANIFEST} lists no onnx engine; export the bundle with --format onnx`);
+  if (!drafted && !raw.understudy) {
+    throw new BundleError(`${MANIFEST} describes neither a drafter nor an understudy; export the bundle again`);
+  }
+  const width = (name: string) => (drafted ? count(raw, name) : 1);
   const manifest: Manifest = {
     target: text_(raw, "target"),
     targetHash: text_(raw, "target_hash"),
@@ -69,15 +81,15 @@ export function parseManifest(text: string): Manifest {
     vocabSize: count(raw, "vocab_size"),
     eosIds: raw.eos_ids as number[],
     maxContext: count(raw, "max_context"),
-    saKvHeads: count(raw, "sa_kv_heads"),
-    caKvHeads: count(raw, "ca_kv_heads"),
-    headDim: count(raw, "head_dim"),
-    draftVocabSize: count(raw, "draft_vocab_size"),
-    draftIdsFile: text_(raw, "draft_ids_file"),
+    saKvHeads: width("sa_kv_heads"),
+    caKvHeads: width("ca_kv_heads"),
+    headDim: width("head_dim"),
+    draftVocabSize: width("draft_vocab_size"),
+    draftIdsFile: drafted ? text_(raw, "draft_ids_file") : null,
     nullRowFile: raw.null_row_file === null ? null : text_(raw, "null_row_file"),
     confidenceTemperature: temperature(raw.confidence_temperature),
-    engineFile: text_(engine, "file"),
-    engineData: engine.data === null || engine.data === undefined ? null : text_(engine, "data"),
+    engineFile: engine && text_(engine, "file"),
+    engineData: engine?.data === null || engine?.data === undefined ? null : text_(engine, "data"),
     files: raw.files as Record<string, FileEntry>,
     understudy: understudyOf(raw.understudy),
   };
@@ -113,7 +125,10 @@ function understudyOf(raw: unknown): UnderstudyEntry | null {
   const folder = text_(of, "folder");
   const manifestSha256 = text_(of, "manifest_sha256");
   if (!isPlain(folder) || !/^[0-9a-f]{64}$/.test(manifestSha256)) throw broken("understudy");
-  return { folder, name: text_(of, "name"), format: text_(of, "format"), bytes: count(of, "bytes"), manifestSha256 };
+  const barred = (of.barred ?? []) as number[];
+  if (!Array.isArray(barred) || !barred.every(Number.isSafeInteger)) throw broken("understudy");
+  const [name, format, bytes] = [text_(of, "name"), text_(of, "format"), count(of, "bytes")];
+  return { folder, name, format, bytes, manifestSha256, barred };
 }
 
 function text_(of: Record<string, unknown>, name: string): string {

@@ -67,7 +67,7 @@ export class Candidates {
     }
     let sum = 0;
     for (let column = 0; column < vocab; column++) sum += Math.exp(x[column] - high);
-    const total = high + Math.log(sum);
+    const total = high > Number.NEGATIVE_INFINITY ? high + Math.log(sum) : 0;
     const likely = likeliest(x, high, Math.min(sampling.greedy ? CHILDREN : CANDIDATES, vocab));
     // one place more than candidates, for a guess that is none of the drafter's
     const ids = likely.map(column => draftIds[column]).concat(draftIds[0]);
@@ -78,7 +78,8 @@ export class Candidates {
     const foremost = ids[argmax(scores)];
     if (!sampling.greedy) perturb(scores, ids, new Noise(sampling.seed, position));
     const best = largest(scores, Math.min(CHILDREN, vocab)).sort((one, other) => scores[other] - scores[one]);
-    const known = best.filter((place, rank) => rank < LEAST_CHILDREN || scores[place] > LIKELY_CHILD);
+    const possible = best.filter(place => scores[place] > Number.NEGATIVE_INFINITY);
+    const known = possible.filter((place, rank) => rank < LEAST_CHILDREN || scores[place] > LIKELY_CHILD);
     return { best: known.map(place => ({ token: ids[place], logProb: scores[place] })), likeliest: foremost };
   }
 

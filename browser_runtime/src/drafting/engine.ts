@@ -31,3 +31,16 @@ export interface Engine {
   /** Frees what it holds. */
   close(): Promise<void>;
 }
+
+/**
+ * Stands in for the engine of a bundle without a drafter: it proposes nothing, so lookup alone makes the trees. It knows
+ * one token, whose logit is -inf.
+ */
+export class NoDrafter implements Engine {
+  async step({ tokens, wanted }: DraftStep): Promise<StepResult> {
+    const nothing = new Float32Array(tokens.length);
+    return { logits: new Float32Array(wanted.length).fill(Number.NEGATIVE_INFINITY), keys: nothing, values: nothing };
+  }
+
+  async close(): Promise<void> {}
+}

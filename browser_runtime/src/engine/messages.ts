@@ -10,7 +10,8 @@ export type Provider = "wasm" | "webgpu";
 
 /** What the worker begins with; the engine's files are handed over, not copied. */
 export interface Setup {
-  files: EngineFiles;
+  /** null: the bundle has no drafter. */
+  files: EngineFiles | null;
   draftIds: Uint32Array;
   nullRow: Float32Array | null;
   confidenceTemperature: number;

@@ -21,7 +21,8 @@ async function open(setup: UnderstudySetup): Promise<Understudy> {
   const files = await new UnderstudyStore(setup.store).read(setup.entry);
   const model = await OnnxTarget.load(ort as unknown as OnnxRuntime, files, setup.maxContext);
   const marks = new Map(setup.marks);
-  return new Understudy(model, setup.vocabSize, ids => ids.map(id => marks.get(id) ?? " ").join(""));
+  const decode = (ids: readonly number[]) => ids.map(id => marks.get(id) ?? " ").join("");
+  return new Understudy(model, setup.vocabSize, decode, setup.entry.barred);
 }
 
 async function answer(job: UnderstudyJob, id: number): Promise<unknown> {

@@ -2,12 +2,12 @@
 
 import { LocalDrafter } from "../answer/drafterThread.js";
 import { Drafter } from "../drafting/drafter.js";
-import type { DraftStep, Engine } from "../drafting/engine.js";
+import { type DraftStep, type Engine, NoDrafter } from "../drafting/engine.js";
 import { constraintOrNull } from "../protocol/constraint.js";
 import { RowShape } from "../protocol/rows.js";
 import { Sampling } from "../protocol/sampling.js";
 import type { Job, PlainDraft, Provider, Reply, Request, Setup, Started } from "./messages.js";
-import { EngineError, OnnxEngine, type OnnxRuntime } from "./onnx.js";
+import { EngineError, type EngineFiles, OnnxEngine, type OnnxRuntime } from "./onnx.js";
 import { threadsFor } from "./threads.js";
 
 /** Seconds for which an engine runs before it is measured: browsers compile what runs often anew, and better. */
@@ -24,20 +24,26 @@ const WORTH_A_GPU = 0.8;
 let drafter: LocalDrafter | null = null;
 
 async function start(setup: Setup): Promise<Started> {
+  const { files } = setup;
+  const shape = { saKvHeads: setup.saKvHeads, caKvHeads: setup.caKvHeads, headDim: setup.headDim };
+  const rowShape = new RowShape(setup.caKvHeads, setup.headDim);
+  if (!files) {
+    drafter = new LocalDrafter(new Drafter(new NoDrafter(), { ...setup, rowShape }), async () => {});
+    return { provider: "wasm", threads: 1, stepSeconds: 0 };
+  }
   if (!WebAssembly.validate(Uint8Array.from(VECTORS))) {
     throw new EngineError(
       "this browser's WebAssembly has no SIMD instructions, which the drafter needs; update the browser",
     );
   }
-  const shape = { saKvHeads: setup.saKvHeads, caKvHeads: setup.caKvHeads, headDim: setup.headDim };
   const ort = await import("onnxruntime-web/wasm");
   ort.env.wasm.wasmPaths = setup.wasmUrl;
   const threads = threadsFor(setup.threads);
   ort.env.wasm.numThreads = threads;
-  let engine = await OnnxEngine.load(ort as unknown as OnnxRuntime, setup.files, shape);
+  let engine = await OnnxEngine.load(ort as unknown as OnnxRuntime, files, shape);
   let [provider, stepSeconds]: [Provider, number] = ["wasm", await measure(engine, setup)];
   if (setup.provider !== "wasm" && (await gpu())) {
-    const other = await onGpu(setup, shape).catch(() => null);
+    const other = await onGpu(setup.wasmUrl, files, shape).catch(() => null);
     const seconds = other
       ? await measure(other, setup).catch(() => Number.POSITIVE_INFINITY)
       : Number.POSITIVE_INFINITY;
@@ -50,7 +56,6 @@ async function start(setup: Setup): Promise<Started> {
       await other?.close();
     }
   }
-  const rowShape = new RowShape(setup.caKvHeads, setup.headDim);
   drafter = new LocalDrafter(new Drafter(engine, { ...setup, rowShape }), () => engine.close());
   return { provider, threads: provider === "wasm" ? threads : 1, stepSeconds };
 }
@@ -61,10 +66,14 @@ async function gpu(): Promise<boolean> {
   return Boolean(await gpu?.requestAdapter().catch(() => null));
 }
 
-async function onGpu(setup: Setup, shape: Pick<Setup, "saKvHeads" | "caKvHeads" | "headDim">): Promise<OnnxEngine> {
+async function onGpu(
+  wasmUrl: string,
+  files: EngineFiles,
+  shape: Pick<Setup, "saKvHeads" | "caKvHeads" | "headDim">,
+): Promise<OnnxEngine> {
   const ort = await import("onnxruntime-web/webgpu");
-  ort.env.wasm.wasmPaths = setup.wasmUrl;
-  return OnnxEngine.load(ort as unknown as OnnxRuntime, setup.files, shape, "webgpu");
+  ort.env.wasm.wasmPaths = wasmUrl;
+  return OnnxEngine.load(ort as unknown as OnnxRuntime, files, shape, "webgpu");
 }
 
 /** Seconds of an eight-wide step behind 128 tokens and as many feature rows: the median. */

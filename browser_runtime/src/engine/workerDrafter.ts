@@ -27,10 +27,10 @@ export async function startDrafter(bundle: Bundle, options: DrafterOptions): Pro
   const { manifest } = bundle;
   const worker = options.worker ?? new Worker(new URL("./worker.js", import.meta.url), { type: "module" });
   const { engineFile, engineData } = manifest;
-  const model = (await bundle.readFile(engineFile)).slice();
+  const model = engineFile === null ? null : (await bundle.readFile(engineFile)).slice();
   const data = engineData === null ? null : (await bundle.readFile(engineData)).slice();
   const setup = {
-    files: { model, data, dataName: engineData },
+    files: model && { model, data, dataName: engineData },
     draftIds: bundle.draftIds,
     nullRow: bundle.nullRow,
     confidenceTemperature: manifest.confidenceTemperature,
@@ -43,7 +43,8 @@ export async function startDrafter(bundle: Bundle, options: DrafterOptions): Pro
     wasmUrl: new URL(options.wasmUrl, globalThis.location?.href).href,
     provider: options.provider ?? null,
   };
-  return WorkerDrafter.start(worker, { type: "start", setup }, data ? [model.buffer, data.buffer] : [model.buffer]);
+  const buffers = [model, data].flatMap(file => (file ? [file.buffer] : []));
+  return WorkerDrafter.start(worker, { type: "start", setup }, buffers);
 }
 
 export class WorkerDrafter implements DrafterThread {

@@ -49,7 +49,7 @@ export class OfflineWriter {
   /**
    * understudy: there is one. sentenceEnds: tokens that end a sentence or a line. supported: the device's writers can be held
    * to the answer's constraint, if it has one. usualWait: seconds that the target is waited for where nothing more can be
-   * written.
+   * written. drafter: there is one; else the understudy reads along, and alone writes.
    */
   constructor(
     private readonly policy: Policy,
@@ -57,8 +57,9 @@ export class OfflineWriter {
     private readonly sentenceEnds: ReadonlySet<number>,
     public supported: boolean,
     private readonly usualWait: number,
+    private readonly drafter = true,
   ) {
-    this.warm = policy.understudy === "warm";
+    this.warm = policy.understudy === "warm" || !drafter;
     this.reading = understudy && policy.understudy !== "off" ? "idle" : "absent";
     this.waitSeconds = usualWait;
   }
@@ -82,7 +83,8 @@ export class OfflineWriter {
 
   /** The device writes without waiting for the target. */
   get writesFirst(): boolean {
-    return (this.policy.writer === "prefer-device" || this.deviceOnly) && !this.muted;
+    const can = this.drafter || (this.reading !== "absent" && this.reading !== "broken");
+    return can && (this.policy.writer === "prefer-device" || this.deviceOnly) && !this.muted;
   }
 
   /** What is written now may be taken back, as the target may return. */
@@ -96,8 +98,9 @@ export class OfflineWriter {
     return this.policy.writer === "prefer-device" && provisional < this.policy.lead;
   }
 
-  /** The drafter has written as much alone as is worth reading. */
+  /** The drafter has written as much alone as is worth reading, or there is none. */
   private get drafterIsDone(): boolean {
+    if (!this.drafter) return true;
     const limited = this.policy.offline === "sentence" && this.mayBeTakenBack && !this.urged;
     return limited && (this.endedSentence || this.drafted >= SENTENCE_TOKENS);
   }
@@ -124,7 +127,7 @@ export class OfflineWriter {
   /** Nothing more can be written: wait for the target, but not forever. Returns false where it will not come. */
   wait(now: number): boolean {
     this.giveUpAt ||= now + (this.paused === "asked" ? this.usualWait : this.waitSeconds);
-    return !this.deviceOnly || this.muted;
+    return !this.deviceOnly || (this.muted && this.paused !== "limit");
   }
 
   /** From now on wait no longer than `seconds` for the target. */
@@ -175,7 +178,7 @@ export class OfflineWriter {
    */
   nextWriter(): "understudy" | "drafter" | "limit" | null {
     if (this.reading === "done") return "understudy";
-    if (!this.active) return "drafter";
+    if (!this.active && this.drafter) return "drafter";
     const enough = this.drafterIsDone || this.deviceOnly || this.holds;
     if (this.coming && enough) return null;
     return this.drafterIsDone ? "limit" : "drafter";
@@ -207,14 +210,14 @@ export class OfflineWriter {
 
   // --- the understudy reads ---
 
-  /** What the understudy is to read before it writes. The drafter's first token comes before that work. */
+  /** What the understudy is to read before it writes. A drafter's first token comes before that work. */
   readToWrite(committed: readonly number[], provisional: readonly number[]): ReadText[] {
     if (!this.active) return [];
     const text = [...committed, ...provisional];
     const unread = text.length - commonPrefix(this.text, text);
     // the drafter writes the first token, where too little is read
     if (!provisional.length && this.reading === "done" && unread > FEW_TOKENS) this.gaveUp();
-    const begun = provisional.length > 0 || this.deviceOnly;
+    const begun = provisional.length > 0 || this.deviceOnly || !this.drafter;
     return this.reading === "idle" && begun ? [this.ask(text, committed.length)] : [];
   }
 

@@ -33,8 +33,8 @@ import { type Deadline, type Refusal, type VerifierSetup, VerifierState } from "
 
 /**
  * prompt: token ids of the conversation so far. maxNew: committed tokens at most. rowShape: the drafter's. rowsSeen: the
- * prompt's rows that the drafter holds. understudy: there is one. sentenceEnds: tokens that end a sentence or a line. obeys:
- * the device's own writers can be held to the constraint; where not, nothing is written alone.
+ * prompt's rows that the drafter holds. understudy, drafter: there is one. sentenceEnds: tokens that end a sentence or a
+ * line. obeys: the device's own writers can be held to the constraint; where not, nothing is written alone.
  */
 export interface SessionSetup extends VerifierSetup {
   prompt: readonly number[];
@@ -47,6 +47,7 @@ export interface SessionSetup extends VerifierSetup {
   understudy: boolean;
   sentenceEnds: ReadonlySet<number>;
   obeys?: boolean;
+  drafter?: boolean;
 }
 
 /** One answer. Feed events by calling the methods; each returns the actions to carry out, in order. */
@@ -62,12 +63,13 @@ export class Session {
   finished: FinishReason | null = null;
 
   constructor(readonly setup: SessionSetup) {
-    const { prompt, policy, patience, obeys = true } = setup;
+    const { prompt, policy, patience, obeys = true, drafter = true } = setup;
     this.policy = policy;
     this.tuning = setup.tuning;
     this.text = new Transcript([...prompt], prompt.length, this.ownLimit, setup.eosIds, this.stats);
     this.verifier = new VerifierState(setup);
-    this.offline = new OfflineWriter(policy, setup.understudy, setup.sentenceEnds, obeys, patience.offline);
+    const { understudy, sentenceEnds } = setup;
+    this.offline = new OfflineWriter(policy, understudy, sentenceEnds, obeys, patience.offline, drafter);
   }
 
   get state(): State {
@@ -323,7 +325,7 @@ export class Session {
   /** Have a tree drafted, or a chain of the understudy. */
   private draft(): Action[] {
     const [nodes, { room }] = [this.verifier.nodeLimit, this.text];
-    const tokens = this.tuning.chain(nodes, room, this.offline.drafts);
+    const tokens = this.tuning.chain(nodes, room, this.offline.drafts, this.setup.drafter === false);
     const version = this.job.take(tokens ? "understudy" : "drafter");
     const prefix = [...this.committed];
     if (!tokens) return [{ type: "DraftTree", prefix, version, ...this.tuning.treeSize(nodes, room) }];
@@ -358,10 +360,9 @@ export class Session {
     const { offline, text, job } = this;
     if (text.full || !offline.mayWrite(text.provisional.length)) return offline.active ? this.wait(now) : [];
     const reading = offline.readToWrite(text.committed, text.provisional);
-    if (job.busy) return reading;
     const writer = offline.nextWriter();
-    if (writer === null) return reading;
     if (writer === "limit") return [this.pauseFor(writer), ...this.wait(now)];
+    if (writer === null || job.busy) return reading;
     const prefix = [...text.committed, ...text.provisional];
     const token = { type: "WriteToken", prefix, version: job.take(writer), writer } as const;
     return [...reading, ...offline.handOver(writer), token];

@@ -11,6 +11,8 @@ export class SessionStats {
   nodes = 0;
   /** Of these rounds, those whose tree the understudy drafted. */
   chains = 0;
+  /** Tokens accepted in them. */
+  chained = 0;
   catchUpRounds = 0;
   /** VERIFY and GENERATE sent. */
   calls = 0;
@@ -56,6 +58,7 @@ export class SessionStats {
     } else {
       this.rounds++;
       this.chains += settled.kind === "chain" ? 1 : 0;
+      this.chained += settled.kind === "chain" ? fresh - 1 : 0;
       this.accepted += fresh - 1;
       this.nodes += settled.tree.size;
     }

@@ -3,7 +3,7 @@
 import { type Draft, type TreeShape, treeShape } from "../drafting/drafter.js";
 import type { Welcome } from "../protocol/messages.js";
 import { MAX_NODES, ROOT, type TokenTree } from "../protocol/tree.js";
-import { FIRST_TOKENS } from "./chains.js";
+import { FIRST_TOKENS, MOST_TOKENS } from "./chains.js";
 import { Controller, type Mode } from "./controller.js";
 import type { Pace } from "./pace.js";
 import { type Settled, wasDrafted } from "./settled.js";
@@ -153,13 +153,15 @@ export class Tuning {
 
   /**
    * Tokens of the chain that the understudy is to draft next; 0: the drafter drafts a tree. most: that the verifier takes.
-   * room: that the session has. ready: the understudy can draft. Where nothing is shaped, trees alone are drafted.
+   * room: that the session has. ready: the understudy can draft. alone: there is no drafter. Where nothing is shaped, trees
+   * alone are drafted, or chains alone.
    */
-  chain(most: number, room: number, ready: boolean): number {
+  chain(most: number, room: number, ready: boolean, alone = false): number {
     this.offer(ready);
     this.pace.chains.most = most;
     const fits = Math.min(most, room);
-    const length = fits > 1 ? Math.min(fits, this.pace.chain(this.chained)) : 0;
+    let length = fits > 1 ? Math.min(fits, this.pace.chain(this.chained)) : 0;
+    if (alone && ready && !this.shaping && !this.barren) length = Math.min(fits, this.largest.depth, MOST_TOKENS);
     this.chained = length > 0;
     return length;
   }

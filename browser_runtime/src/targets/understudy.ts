@@ -80,12 +80,13 @@ export class Understudy {
 
   /**
    * decode: text of token ids. vocab: of the target; it may be less than the model's, whose logits of the ids beyond are
-   * left out.
+   * left out. barred: ids that it must not write.
    */
   constructor(
     private readonly model: TargetModel,
     private readonly vocab: number,
     private readonly decode: (ids: readonly number[]) => string,
+    private readonly barred: readonly number[] = [],
   ) {}
 
   /** Read `text`, as far as it is not what was read last. False: given up, as it was `cancelled`. */
@@ -189,7 +190,10 @@ export class Understudy {
 
   private async step(past: number, tokens: readonly number[], wanted: number): Promise<Float32Array[]> {
     try {
-      return (await this.model.step(past, tokens, wanted)).map(row => row.subarray(0, this.vocab));
+      const rows = (await this.model.step(past, tokens, wanted)).map(row => row.subarray(0, this.vocab));
+      for (const row of rows)
+        for (const token of this.barred) if (token < row.length) row[token] = Number.NEGATIVE_INFINITY;
+      return rows;
     } catch (error) {
       this.held = []; // what it holds now is unknown
       this.logits = null;

@@ -41,6 +41,21 @@ class Engine(Protocol):
         ...
 
 
+class NoDrafter:
+    """Stands in for the engine of a bundle without a drafter: it proposes nothing, so lookup alone makes the trees.
+
+    It knows one token, whose logit is -inf.
+    """
+
+    def step(
+        self, tokens: Ints, positions: Ints, wanted: Ints, sa_mask: Floats, sa_keys: Floats, sa_values: Floats,
+        row_keys: Floats, row_values: Floats,
+    ) -> tuple[Floats, Floats, Floats]:  # fmt: skip
+        """One draft step, see `Engine`."""
+        nothing = np.zeros((len(tokens), *sa_keys.shape[1:]), np.float32)
+        return np.full((len(wanted), 1), -np.inf, np.float32), nothing, nothing
+
+
 def installed(name: str) -> str | None:
     """The package that would run engine `name` here, or None."""
     return next((package for package in RUNTIMES[name][0] if find_spec(package)), None)
@@ -52,6 +67,8 @@ def open_engine(bundle: Bundle, name: str | None = None, threads: int = 0) -> En
     threads: 0 = all cores. Raises BundleError with one clear line.
     """
     held = bundle.manifest.engines
+    if not held:
+        return NoDrafter()
     if name is None:
         known = [n for n in RUNTIMES if n in held] or list(held)
         name = next((n for n in known if n in RUNTIMES and installed(n)), known[0])

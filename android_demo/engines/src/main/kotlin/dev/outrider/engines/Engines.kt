@@ -4,6 +4,7 @@ package dev.outrider.engines
 import dev.outrider.core.bundle.Bundle
 import dev.outrider.core.bundle.BundleError
 import dev.outrider.core.drafting.Engine
+import dev.outrider.core.drafting.NoDrafter
 import java.io.File
 
 /** An engine cannot be opened, or a step failed. The message is one line that says what to do. */
@@ -36,7 +37,7 @@ private val RUNTIMES = mapOf(
 
 /**
  * Opens engine [name] of [bundle]: a key of its manifest's engines. null: the first that the app ships a library for,
- * ONNX Runtime before ExecuTorch.
+ * ONNX Runtime before ExecuTorch. [NoDrafter] for a bundle without a drafter.
  *
  * threads: of one step; 0 leaves the choice to the library. ExecuTorch has one thread pool for the whole process, which
  * is set anew here. An app may ship one library alone; nothing of the other is touched.
@@ -47,6 +48,7 @@ private val RUNTIMES = mapOf(
 fun openEngine(bundle: Bundle, name: String? = null, threads: Int = 2): Engine {
     require(threads >= 0) { "threads must be 0 or more, not $threads" }
     val held = bundle.manifest.engines
+    if (held.isEmpty()) return NoDrafter
     val known = RUNTIMES.keys.filter { it in held }.ifEmpty { held.keys.toList() }
     val chosen = name ?: known.firstOrNull { RUNTIMES[it]?.present == true } ?: known.firstOrNull()
     val entry = held[chosen]

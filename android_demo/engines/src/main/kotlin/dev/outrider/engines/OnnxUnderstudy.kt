@@ -28,8 +28,9 @@ fun openUnderstudy(bundle: Bundle, threads: Int = 2): Understudy? {
     if (entry.format != "onnx" || !hasRuntime("onnx")) return null
     val checked by lazy { TargetBundle.open(File(bundle.folder, entry.folder), entry.manifestSha256) } // once
     val manifest = bundle.manifest
-    return Understudy(bundle.tokenizer::decode, bundle::hasUnderstudy, manifest.vocabSize, manifest.maxContext) {
-        OnnxUnderstudy(checked, manifest.maxContext, threads)
+    val (vocab, longest) = manifest.vocabSize to manifest.maxContext
+    return Understudy(bundle.tokenizer::decode, bundle::hasUnderstudy, vocab, longest, entry.barred) {
+        OnnxUnderstudy(checked, longest, threads)
     }
 }
 

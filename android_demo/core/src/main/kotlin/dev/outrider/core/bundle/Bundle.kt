@@ -1,5 +1,6 @@
 package dev.outrider.core.bundle
 
+import dev.outrider.core.drafting.NoDrafter
 import dev.outrider.core.protocol.RowShape
 import java.io.File
 import java.io.FileNotFoundException
@@ -23,7 +24,7 @@ data class EngineEntry(val file: String, val data: String?, val quant: String, v
 /**
  * A complete model in a folder of its own, which may come later than the bundle, or never. bits: of its linear layers;
  * bytes: of all its files; sourceHash: identity of the model it was made from; manifestSha256: of its manifest, which
- * has the hashes of its other files.
+ * has the hashes of its other files; barred: ids that mean something to this model alone, and that it must not write.
  */
 data class UnderstudyEntry(
     val folder: String,
@@ -33,9 +34,13 @@ data class UnderstudyEntry(
     val bits: Int,
     val bytes: Long,
     val manifestSha256: String,
+    val barred: List<Int> = emptyList(),
 )
 
-/** What manifest.json says of the model. Widths in values; hashes as the exporter defines them. */
+/**
+ * What manifest.json says of the model. Widths in values; hashes as the exporter defines them. A bundle without a
+ * drafter has no engines, and widths of 1; its understudy drafts.
+ */
 data class Manifest(
     val target: String,
     val targetHash: String,
@@ -51,13 +56,14 @@ data class Manifest(
     val confidenceTemperature: Double = 1.0,
 ) {
     val rowShape: RowShape get() = RowShape(caKvHeads, headDim)
+    val hasDrafter: Boolean get() = drafterHash.isNotEmpty()
 }
 
 /**
  * A checked bundle: what `python -m export bundle` writes and an app ships.
  *
- * draftIds `[draft_vocab]` maps the LM head's rows to the target's token ids; nullRow `[2 (K, V), heads, headDim]`,
- * flat, is the row that cross-attention always sees, or null for a drafter without one.
+ * draftIds `[draft_vocab]` maps the LM head's rows to the target's token ids ([NoDrafter]'s: one); nullRow
+ * `[2 (K, V), heads, headDim]`, flat, is the row that cross-attention always sees, or null for a drafter without one.
  */
 class Bundle(
     val folder: File,
@@ -155,8 +161,8 @@ private class BundleReader(private val folder: File, private val raw: Any?, priv
 
     private fun manifest() = Manifest(
         raw.field("target"), raw.field("target_hash"), raw.field("drafter_hash"), positive("vocab_size"),
-        raw.ints("eos_ids").toSet(), positive("max_context"), positive("sa_kv_heads"), positive("ca_kv_heads"),
-        positive("head_dim"),
+        raw.ints("eos_ids").toSet(), positive("max_context"), width("sa_kv_heads"), width("ca_kv_heads"),
+        width("head_dim"),
         raw.field<Map<String, Any?>>("engines").mapValues { (_, row) ->
             EngineEntry(
                 listed(row.field("file")), row.field<String?>("data")?.let(::listed), row.field("quant"),
@@ -165,6 +171,15 @@ private class BundleReader(private val folder: File, private val raw: Any?, priv
         },
         (raw as Map<*, *>)["understudy"]?.let(::understudy), confidenceTemperature(),
     )
+
+    private val hasDrafter = raw.field<Map<String, Any?>>("engines").isNotEmpty().also {
+        if (!it && (raw as Map<*, *>)["understudy"] == null) {
+            throw BundleError("$folder/$MANIFEST describes neither a drafter nor an understudy; export it again")
+        }
+    }
+
+    /** Of the drafter's engines, if there are any. */
+    private fun width(name: String) = if (hasDrafter) positive(name) else 1
 
     /** Older bundles have none. */
     private fun confidenceTemperature(): Double {
@@ -177,6 +192,7 @@ private class BundleReader(private val folder: File, private val raw: Any?, priv
         val understudy = UnderstudyEntry(
             entry.field("folder"), entry.field("name"), entry.field("source_hash"), entry.field("format"),
             entry.int("bits"), entry.field("bytes"), entry.field("manifest_sha256"),
+            if ("barred" in (entry as Map<*, *>)) entry.ints("barred") else emptyList(),
         )
         val place = understudy.folder
         if (place in setOf("", ".", "..") || File(place).name != place) throw notPlain(place)
@@ -184,6 +200,7 @@ private class BundleReader(private val folder: File, private val raw: Any?, priv
     }
 
     private fun draftIds(manifest: Manifest): IntArray {
+        if (!hasDrafter) return intArrayOf(0)
         val numbers = numbers(raw.field("draft_ids_file"))
         val ids = IntArray(numbers.remaining() / 4) { numbers.int }
         if (ids.size != positive("draft_vocab_size") || ids.any { it !in 0 until manifest.vocabSize }) {

@@ -66,7 +66,7 @@ internal class Candidates(
         for (value in x) high = maxOf(high, value)
         var sum = 0.0
         for (value in x) sum += quickExp((value - high).toDouble())
-        val total = high + ln(sum)
+        val total = if (high > Float.NEGATIVE_INFINITY) high + ln(sum) else 0.0
         val likeliest = top.largest(x, high, minOf(if (sampling.greedy) CHILDREN else CANDIDATES, vocab))
         val ids = IntArray(likeliest.size + 1) { draftIds[likeliest.getOrElse(it) { 0 }] }
         val scores = DoubleArray(ids.size) { Double.NEGATIVE_INFINITY }
@@ -82,7 +82,8 @@ internal class Candidates(
         }
         // there is one place more than children, so that an empty last place is none of them
         val best = largest(scores, minOf(CHILDREN, vocab)).sortedByDescending { scores[it] }
-        val known = best.filterIndexed { rank, it -> rank < LEAST_CHILDREN || scores[it] > LIKELY_CHILD }
+        val possible = best.filter { scores[it] > Double.NEGATIVE_INFINITY }
+        val known = possible.filterIndexed { rank, it -> rank < LEAST_CHILDREN || scores[it] > LIKELY_CHILD }
         return Children(known.map { Candidate(ids[it], scores[it]) }, foremost)
     }
 

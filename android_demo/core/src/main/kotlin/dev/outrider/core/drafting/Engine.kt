@@ -31,3 +31,16 @@ class StepResult(val logits: FloatArray, val keys: FloatArray, val values: Float
 interface Engine : Closeable {
     fun step(step: DraftStep): StepResult
 }
+
+/**
+ * Stands in for the engine of a bundle without a drafter: it proposes nothing, so lookup alone makes the trees. It
+ * knows one token, whose logit is -inf.
+ */
+object NoDrafter : Engine {
+    override fun step(step: DraftStep): StepResult {
+        val nothing = FloatArray(step.tokens.size)
+        return StepResult(FloatArray(step.wanted.size) { Float.NEGATIVE_INFINITY }, nothing, nothing)
+    }
+
+    override fun close() = Unit
+}

@@ -259,7 +259,8 @@ class EdgeRuntime(
                     else session.let { text = it.committed.toList(); rowsSeen = it.rowsSeen }
                 }
                 record = null
-                if (link?.welcome != null && policy.understudy == UnderstudyUse.COLD) understudyThread?.unload()
+                val cold = manifest.hasDrafter && policy.understudy == UnderstudyUse.COLD
+                if (cold && link?.welcome != null) understudyThread?.unload()
             }
         } finally {
             busy.set(false)
@@ -294,7 +295,7 @@ class EdgeRuntime(
             rowsKept, options.patience, timer,
             if (constraint.unsupported) policy.copy(writer = WhoWrites.CLOUD_ONLY) else policy,
             Tuning(controller, options.shape, options.shaping, options.ahead), understudy?.present() == true,
-            bundle.sentenceEnds, constraint = constraint,
+            bundle.sentenceEnds, constraint = constraint, drafter = manifest.hasDrafter,
         )
     }
 }

@@ -35,9 +35,9 @@ internal enum class Reading {
 }
 
 /**
- * understudy: there is one. sentenceEnds: tokens that end a sentence or a line. supported: the device's writers can be
- * held to the answer's constraint, if it has one. usualWait: seconds that the target is waited for where nothing more
- * can be written.
+ * drafter: there is one; else the understudy reads along, and alone writes. understudy: there is one. sentenceEnds:
+ * tokens that end a sentence or a line. supported: the device's writers can be held to the answer's constraint, if it
+ * has one. usualWait: seconds that the target is waited for where nothing more can be written.
  */
 internal class OfflineWriter(
     private val policy: Policy,
@@ -45,8 +45,9 @@ internal class OfflineWriter(
     private val sentenceEnds: Set<Int>,
     supported: Boolean,
     private val usualWait: Double,
+    private val drafter: Boolean = true,
 ) {
-    private val warm = policy.understudy == UnderstudyUse.WARM
+    private val warm = policy.understudy == UnderstudyUse.WARM || !drafter
     private var wait = usualWait
     private val confidence = ArrayDeque<Double>()
     private var drafted = 0 // tokens that the drafter wrote since the target fell silent
@@ -89,7 +90,11 @@ internal class OfflineWriter(
     val muted: Boolean get() = silenced || paused != null
 
     /** The device writes without waiting for the target. */
-    val writesFirst: Boolean get() = (policy.writer == WhoWrites.PREFER_DEVICE || deviceOnly) && !muted
+    val writesFirst: Boolean
+        get() {
+            val can = drafter || reading != Reading.ABSENT && reading != Reading.BROKEN
+            return can && (policy.writer == WhoWrites.PREFER_DEVICE || deviceOnly) && !muted
+        }
 
     /** What is written now may be taken back, as the target may return. */
     val mayBeTakenBack: Boolean get() = active && !deviceOnly
@@ -98,9 +103,10 @@ internal class OfflineWriter(
     fun mayWrite(provisional: Int): Boolean =
         !muted && (active || policy.writer == WhoWrites.PREFER_DEVICE && provisional < policy.lead)
 
-    /** The drafter has written as much alone as is worth reading. */
+    /** The drafter has written as much alone as is worth reading, or there is none. */
     private val drafterIsDone: Boolean
         get() {
+            if (!drafter) return true
             val limited = policy.offline == Offline.SENTENCE && mayBeTakenBack && !urged
             return limited && (endedSentence || drafted >= SENTENCE_TOKENS)
         }
@@ -131,7 +137,7 @@ internal class OfflineWriter(
     /** Nothing more can be written: wait for the target, but not forever. Returns false where it will not come. */
     fun awaitTarget(now: Double): Boolean {
         giveUpAt = giveUpAt ?: (now + if (paused == PauseReason.ASKED) usualWait else wait)
-        return !deviceOnly || muted
+        return !deviceOnly || muted && paused != PauseReason.LIMIT
     }
 
     /** From now on wait no longer than [seconds] for the target. */
@@ -177,7 +183,7 @@ internal class OfflineWriter(
     val nextWriter: Writer?
         get() = when {
             reading == Reading.DONE -> Writer.UNDERSTUDY
-            active && (drafterIsDone || coming && (deviceOnly || holds)) -> null
+            (active || !drafter) && (drafterIsDone || coming && (deviceOnly || holds)) -> null
             else -> Writer.DRAFTER
         }
 
@@ -206,14 +212,14 @@ internal class OfflineWriter(
 
     // --- the understudy reads ---
 
-    /** What the understudy is to read before it writes. The drafter's first token comes before that work. */
+    /** What the understudy is to read before it writes. A drafter's first token comes before that work. */
     fun readToWrite(committed: List<Int>, provisional: List<Int>): List<Action> {
         if (!active) return emptyList()
         val text = committed + provisional
         val unread = text.size - commonPrefix(read, text)
         // the drafter writes the first token, where too little is read
         if (provisional.isEmpty() && reading == Reading.DONE && unread > FEW_TOKENS) gaveUp()
-        val begun = provisional.isNotEmpty() || deviceOnly
+        val begun = provisional.isNotEmpty() || deviceOnly || !drafter
         return if (reading == Reading.IDLE && begun) listOf(ask(text, committed.size)) else emptyList()
     }
 

@@ -34,8 +34,8 @@ import dev.outrider.core.speed.Tuning
  *
  * prompt: token ids of the conversation so far. maxNew: committed tokens at most. sessionId (16 bytes), stream: as on
  * the wire. rowShape: the drafter's. rowsSeen: of the prompt, as far as the drafter holds its rows. [Tuning]: what
- * measurements decide. understudy: there is one. constraint: what tokens are drawn under. obeys: the device's own
- * writers can be held to it; where not, nothing is written alone. sentenceEnds: tokens that end a sentence or a line.
+ * measurements decide. drafter, understudy: there is one. constraint: of draws. obeys: the device's own writers can be
+ * held to it; where not, nothing is written alone. sentenceEnds: tokens that end a sentence or a line.
  */
 class Session(
     val prompt: List<Int>,
@@ -55,18 +55,18 @@ class Session(
     sentenceEnds: Set<Int> = emptySet(),
     obeys: Boolean = true,
     val constraint: Constraint? = null,
+    private val drafter: Boolean = true,
 ) {
     val stats = SessionStats()
     private val ownLimit = minOf(prompt.size + maxNew, maxContext) // whatever the verifier's context
     internal val text = Transcript(prompt, ownLimit, eosIds, stats)
     internal val verifier = VerifierState(stream, sessionId, sampling, constraint, maxContext, patience, timer, stats)
-    internal val offline = OfflineWriter(policy, understudy, sentenceEnds, obeys, patience.offline)
+    internal val offline = OfflineWriter(policy, understudy, sentenceEnds, obeys, patience.offline, drafter)
     internal val job = JobSlot()
     val committed: List<Int> get() = text.committed
     val provisional: List<Int> get() = text.provisional
     var mode = Mode.TREE
         internal set
-
     @Volatile
     var finished: FinishReason? = null
         private set
@@ -263,7 +263,7 @@ class Session(
 
     /** Have a tree drafted, or a chain of the understudy. */
     private fun draft(): List<Action> {
-        val chain = tuning.chain(verifier.nodeLimit, text.room, offline.drafts)
+        val chain = tuning.chain(verifier.nodeLimit, text.room, offline.drafts, alone = !drafter)
         if (chain > 0) {
             val version = job.take(Writer.UNDERSTUDY)
             val compare = tuning.besideChain()?.let { listOf(Compare(committed.toList(), it)) }.orEmpty()
@@ -285,9 +285,9 @@ class Session(
             return if (offline.active) awaitTarget(now) else emptyList()
         }
         val reading = offline.readToWrite(committed, provisional)
-        if (job.busy != null) return reading
         val writer = offline.nextWriter
             ?: return if (offline.coming) reading else listOf(pauseFor(PauseReason.LIMIT)) + awaitTarget(now)
+        if (job.busy != null) return reading
         return reading + offline.handOver(writer) + WriteToken(committed + provisional, job.take(writer), writer)
     }
 

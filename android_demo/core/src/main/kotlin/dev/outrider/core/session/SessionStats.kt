@@ -11,8 +11,9 @@ class SessionStats internal constructor() {
     var accepted = 0
     var nodes = 0
 
-    /** Of these rounds, those whose tree the understudy drafted. */
+    /** Of these rounds, those whose tree the understudy drafted, and tokens accepted in them. */
     var chains = 0
+    var chained = 0
     var catchUpRounds = 0
 
     /** VERIFY and GENERATE sent. */
@@ -62,7 +63,10 @@ class SessionStats internal constructor() {
             catchUpRounds++
         } else {
             rounds++
-            if (settled.kind == RequestKind.CHAIN) chains++
+            if (settled.kind == RequestKind.CHAIN) {
+                chains++
+                chained += fresh - 1
+            }
             accepted += fresh - 1
             nodes += settled.tree.size
         }

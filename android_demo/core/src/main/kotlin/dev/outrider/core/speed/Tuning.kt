@@ -143,13 +143,14 @@ class Tuning(
 
     /**
      * Tokens of the chain that the understudy is to draft next; 0: the drafter drafts a tree. [limit]: that the
-     * verifier takes. [room]: that the session has. [ready]: the understudy can draft. Where nothing is shaped, trees
-     * alone are drafted.
+     * verifier takes. [room]: that the session has. [ready]: the understudy can draft. [alone]: there is no
+     * drafter. Where nothing is shaped, trees alone are drafted, or chains alone.
      */
-    internal fun chain(limit: Int, room: Int, ready: Boolean): Int {
+    internal fun chain(limit: Int, room: Int, ready: Boolean, alone: Boolean = false): Int {
         offer(ready)
         pace.chains.most = limit
-        val length = if (minOf(limit, room) > 1) minOf(limit, room, pace.chain(chained)) else 0
+        var length = if (minOf(limit, room) > 1) minOf(limit, room, pace.chain(chained)) else 0
+        if (alone && ready && !shaping && !barren) length = minOf(minOf(limit, room), largest.depth, MOST_TOKENS)
         chained = length > 0
         return length
     }

@@ -55,14 +55,15 @@ interface UnderstudyModel : Closeable {
  *
  * decode: text of token ids. present: whether the model is there; it may be fetched later than the bundle. vocab: of
  * the target; it may be less than the model's, whose logits of the ids beyond are left out. maxContext: tokens of a
- * text at most. open: brings the model into memory on first use. Not thread-safe: one thread calls, but for [loaded]
- * and [present].
+ * text at most. barred: ids that it must not write. open: brings the model into memory on first use. Not thread-safe:
+ * one thread calls, but for [loaded] and [present].
  */
 class Understudy(
     private val decode: (List<Int>) -> String,
     val present: () -> Boolean = { true },
     private val vocab: Int = Int.MAX_VALUE,
     private val maxContext: Int = Int.MAX_VALUE,
+    private val barred: List<Int> = emptyList(),
     private val open: () -> UnderstudyModel,
 ) {
     /** What was drafted: the last tokens of [text], to which it gave [logProbs]. */
@@ -189,7 +190,11 @@ class Understudy(
     }
 
     private fun step(past: Int, tokens: List<Int>, wanted: Int): List<FloatArray> =
-        opened().step(past, tokens, wanted).map { if (it.size > vocab) it.copyOf(vocab) else it }
+        opened().step(past, tokens, wanted).map { all ->
+            val own = if (all.size > vocab) all.copyOf(vocab) else all
+            for (token in barred) if (token < own.size) own[token] = Float.NEGATIVE_INFINITY
+            own
+        }
 
     private fun opened(): UnderstudyModel = model ?: open().also { model = it }
 

@@ -77,6 +77,26 @@ class BundleTest {
     }
 
     @Test
+    fun opensABundleWithoutADrafter() {
+        for (name in listOf("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")) {
+            File(Vectors.bundle, name).copyTo(File(copy, name))
+        }
+        val file = File(copy, "manifest.json")
+        val text = File(Vectors.bundle, "manifest.json").readText()
+        val raw = (Json.parse(text) as Map<*, *>).mapKeys { it.key as String }
+        val files = (raw["files"] as Map<*, *>).filterKeys { File(copy, it as String).isFile }
+        val none = mapOf("drafter_hash" to "", "engines" to emptyMap<String, Any>(), "files" to files, "head_dim" to 0L)
+        val nowhere = mapOf("draft_ids_file" to null, "null_row_file" to null)
+        file.writeText(Json.write(raw + none + nowhere))
+        val bundle = Bundle.open(copy)
+        assertFalse(bundle.manifest.hasDrafter)
+        assertEquals(1, bundle.draftIds.size)
+        assertNull(bundle.nullRow)
+        file.writeText(Json.write(raw + none + nowhere + mapOf("understudy" to null)))
+        assertTrue("neither a drafter" in assertFailsWith<BundleError> { Bundle.open(copy) }.message!!)
+    }
+
+    @Test
     fun anUnderstudyMayComeLater() {
         for (file in Vectors.bundle.listFiles()!!.filter(File::isFile)) file.copyTo(File(copy, file.name))
         val file = File(copy, "manifest.json")

@@ -8,6 +8,7 @@ import dev.outrider.core.bundle.Manifest
 import dev.outrider.core.bundle.Tokenizer
 import dev.outrider.core.drafting.DraftStep
 import dev.outrider.core.drafting.Engine
+import dev.outrider.core.drafting.NoDrafter
 import dev.outrider.core.drafting.StepResult
 import dev.outrider.core.events.Event
 import dev.outrider.core.events.Finished
@@ -57,9 +58,11 @@ class EdgeRuntimeTest {
         engine: Engine = HashEngine(draftIds, 2, 2),
         understudy: Understudy? = null,
         policy: Policy = Policy(),
+        of: Manifest = manifest,
     ): EdgeRuntime {
         val template = ChatTemplate("{% for m in messages %}{{ m.content }}{% endfor %}")
-        val bundle = Bundle(File("."), manifest, letters, draftIds, null, template, emptyMap())
+        val ids = if (of.hasDrafter) draftIds else intArrayOf(0)
+        val bundle = Bundle(File("."), of, letters, ids, null, template, emptyMap())
         return EdgeRuntime(bundle, engine, server, Options(policy), understudy)
     }
 
@@ -145,6 +148,20 @@ class EdgeRuntimeTest {
             assertTrue(events.filterIsInstance<Provisional>().all { it.writer == Writer.UNDERSTUDY })
         }
         assertTrue(model.closed && !understudy.loaded)
+    }
+
+    @Test
+    fun withoutADrafterTheUnderstudyWrites() = runBlocking {
+        val undrafted = manifest.copy(drafterHash = "", headDim = 1)
+        for (there in listOf(true, false)) {
+            val understudy = Understudy(letters::decode, { there }, barred = listOf(2)) { HashModel(50) }
+            runtime(engine = NoDrafter, understudy = understudy, of = undrafted).use { runtime ->
+                val end = assertIs<Finished>(runtime.generate("Why?", Request(maxNewTokens = 12)).toList().last())
+                val written = if (there) listOf(Span(0, 12, Writer.UNDERSTUDY)) else emptyList()
+                assertEquals(written, end.spans)
+                assertEquals(if (there) FinishReason.LENGTH else FinishReason.UNREACHABLE, end.reason)
+            }
+        }
     }
 
     @Test

@@ -83,6 +83,7 @@ class SessionTracesTest {
             obeys = (setup as Map<*, *>)["obeys"] as Boolean? ?: true,
             sentenceEnds = setup.ints("sentence_ends").toSet(),
             constraint = setup["constraint"]?.let(Vectors::constraint),
+            drafter = setup["drafter"] as Boolean? ?: true,
         )
         session.mode = named(setup.field("mode"))
         session.verifier.pinned = setup["arithmetic"] as String? ?: ""
