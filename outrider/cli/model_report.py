@@ -81,7 +81,7 @@ def _looks(source: TargetSource, config: TargetConfig, facts: ModelFacts) -> Ite
     else:
         yield good("tokenizer", f"{text}; with a chat template", ends=facts.ends)
     yield _engines(config, facts, count)
-    yield _drafter(config, facts)
+    yield _drafter(config)
 
 
 def _engines(config: TargetConfig, facts: ModelFacts, count: int) -> Finding:
@@ -99,8 +99,8 @@ def _engines(config: TargetConfig, facts: ModelFacts, count: int) -> Finding:
     return good("engines", text, **figures)
 
 
-def _drafter(config: TargetConfig, facts: ModelFacts) -> Finding:
-    """Drafters of this installation whose shapes fit, and what training one takes."""
+def _drafter(config: TargetConfig) -> Finding:
+    """Drafters of this installation whose shapes fit, and what does without one."""
     fitting = list[str]()
     for path in sorted(drafters_folder().glob("*/config.json")):
         with suppress(OSError, ValueError, TypeError, AttributeError):
@@ -110,9 +110,9 @@ def _drafter(config: TargetConfig, facts: ModelFacts) -> Finding:
                 fitting.append(path.parent.name)
     if fitting:
         return good("drafter", f"{', '.join(fitting)} has its shapes", drafters=fitting)
-    advice = "train one: outrider export train --target ..." if facts.torch else (
-        "training one takes the model's folder of safetensors, and torch"
-    )  # fmt: skip
+    advice = (
+        "train one (outrider export train --target ...), or let an understudy draft (export bundle --understudy ...)"
+    )
     return Finding("drafter", "warning", "no drafter here has its shapes", advice)
 
 

@@ -16,10 +16,10 @@ from outrider_core import durable
 from outrider_core.cache import hold
 from outrider_core.targets.config import BrokenTarget, TargetConfig, UnsupportedTarget
 from outrider_core.targets.gguf_file import GgufFile
-from outrider_core.targets.gguf_tokenizer import write_tokenizer
+from outrider_core.targets.gguf_tokenizer import gguf_ends, write_tokenizer
 from outrider_core.targets.identity import model_identity, write_source
 from outrider_core.targets.quantised import quantised_by
-from outrider_core.targets.source import ALIASES, TargetError, TargetSource, eos_ids_of, holds_conversion
+from outrider_core.targets.source import TargetError, TargetSource, eos_ids_of, holds_conversion
 from outrider_core.targets.weights import folder_weights, read_json
 
 
@@ -59,13 +59,11 @@ def longest_text(config: Any) -> int:
 
 
 def model_folder(source: TargetSource) -> Path:
-    """Return the folder that torch loads, converting an alias's GGUF file on first use. Raises TargetError."""
+    """Return the folder that torch loads, converting a GGUF file on first use. Raises TargetError."""
     if source.prepared:
         raise TargetError(f"{source.name} is a target bundle, which torch does not run; give its model")
     if source.path.is_dir():
         return source.path
-    if source.name not in ALIASES:
-        raise TargetError(f"{source.path} is a file; torch runs a model's folder, and --engine onnx a GGUF file too")
     folder = source.converted_folder
     try:
         if not holds_conversion(folder, source.identity):
@@ -104,13 +102,15 @@ def _convert_gguf(source: Path, folder: Path) -> None:
     from transformers.utils import logging as hf_logging
 
     hf_logging.disable_progress_bar()
+    fields = GgufFile(source).fields
     model = AutoModelForCausalLM.from_pretrained(source.parent, gguf_file=source.name, dtype=torch.float32)
     # The weights are dequantised already; without these lines transformers refuses to save them.
     del model.config.quantization_config
     model.is_quantized, model.hf_quantizer = False, None
+    model.config.eos_token_id = model.generation_config.eos_token_id = gguf_ends(fields)
     model.save_pretrained(folder)
     shutil.copymode(folder / "config.json", folder / "model.safetensors")  # safetensors leaves it to its owner only
-    write_tokenizer(GgufFile(source).fields, folder)
+    write_tokenizer(fields, folder)
 
 
 @dataclass(frozen=True)

@@ -90,8 +90,9 @@ class TargetSource:
 
     @property
     def converted_folder(self) -> Path:
-        """Return where an alias's GGUF file is converted to, for torch."""
-        return cache_dir() / "targets" / self.name
+        """Return where a GGUF file is converted to, for torch."""
+        name = self.name if self.name in ALIASES else f"{self.path.stem}-{self.identity}"
+        return cache_dir() / "targets" / name
 
     @property
     def eos_ids(self) -> tuple[int, ...]:
