@@ -43,7 +43,7 @@ def test_a_gguf_file(tmp_path: Path) -> None:
     )
     assert "served by onnx; memory: onnx 8" in findings["engines"].text
     assert findings["engines"].figures["bytes_per_token"] == 2 * 2 * 2 * 8 * 4  # layers, keys and values, heads, floats
-    assert findings["drafter"].level == "warning" and "safetensors" in findings["drafter"].advice
+    assert findings["drafter"].level == "warning" and "export bundle --understudy" in findings["drafter"].advice
 
 
 def test_a_folder(tmp_path: Path) -> None:
