@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import AddedToken
 
 from outrider_core.chat.grammar import (
     WALK_TOKENS,
@@ -29,7 +30,7 @@ from outrider_core.chat.grammar import (
     open_grammars,
 )
 from outrider_core.chat.schema import STEPS, Trial, prepared
-from outrider_core.chat.tool_grammar import MAX_TOOLS, ToolFunction, ToolRules, call_text
+from outrider_core.chat.tool_grammar import MAX_TOOLS, TAG, ToolFunction, ToolRules, call_text
 from tests.schemas import schemas
 from tests.tiny import EOS, json_tokenizer, tiny_tokenizer
 
@@ -631,3 +632,16 @@ def test_several_tokens_that_end_an_answer() -> None:
     assert next_tokens(matcher) == [0, EOS]
     matcher.advance(0)
     assert next_tokens(matcher) == [0, EOS] and not matcher.error
+
+
+def test_a_tag_that_is_one_token_begins_a_call() -> None:
+    """As of Qwen's tokenizers, where it is an added token but not special."""
+    tokenizer = json_tokenizer().backend_tokenizer
+    tokenizer.add_tokens([AddedToken(TAG, normalized=False, special=False)])
+    grammars, tag = open_grammars(tokenizer, 321, [EOS]), tokenizer.token_to_id(TAG)
+    function = ToolFunction("add", {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]})
+    for required in (True, False):
+        matcher = grammars.compile_tools(ToolRules((function,), required=required).as_text()).matcher()
+        matcher.allowed()
+        matcher.advance(tag)
+        assert not matcher.error and next_tokens(matcher) == tokenizer.encode("\n", add_special_tokens=False).ids

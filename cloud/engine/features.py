@@ -16,7 +16,7 @@ STREAMED_ROWS = 8
 MOST_LACKING = 64
 
 
-class NoFeatures:
+class NoServerHalf:
     """`cloud.engine.runner.FeatureProducer` of a target without a drafter: its rows are zeros, and are not sent."""
 
     shape: RowShape = NO_ROWS

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import cast
 
-from cloud.engine.features import NoFeatures
+from cloud.engine.features import NoServerHalf
 from cloud.engine.runner import FeatureProducer
 from cloud.engine.served_model import ServedModel
 from cloud.onnx_engine.runner import OnnxModelRunner
@@ -52,7 +52,7 @@ def load_model(settings: Settings, source: TargetSource, progress: BuildProgress
 def onnx_model(bundle: TargetBundle, drafter: tuple[MoAConfig, Arrays, str] | None, settings: Settings) -> ServedModel:
     """An open bundle and a drafter, to be served. Raises DrafterError if the drafter does not belong to the target."""
     shape, threads = bundle.config, settings.threads or default_threads()
-    drafter_hash, features = "", cast("FeatureProducer", NoFeatures())
+    drafter_hash, features = "", cast("FeatureProducer", NoServerHalf())
     if drafter:
         config, tensors, drafter_hash = drafter
         check_target(config.target_hash, bundle.name, bundle.source_hash, settings.drafter or "")

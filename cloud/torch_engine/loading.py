@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from cloud.engine.features import NoFeatures
+from cloud.engine.features import NoServerHalf
 from cloud.engine.runner import FeatureProducer
 from cloud.engine.served_model import ServedModel
 from cloud.settings import Settings
@@ -63,7 +63,7 @@ def torch_features(
 ) -> tuple[str, FeatureProducer]:
     """Return the drafter's hash and its server half. Raises DrafterError if it does not belong to the target."""
     if drafter is None:
-        return "", NoFeatures()
+        return "", NoServerHalf()
     config, tensors, drafter_hash = drafter
     check_target(config.target_hash, target.name, target.model_hash, settings.drafter or "")
     config.check_fits(target.config, target.name)

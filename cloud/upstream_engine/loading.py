@@ -10,7 +10,7 @@ from outrider_core.cache import expanded
 from outrider_core.chat.tokenizer import open_chat_tokenizer
 from outrider_core.models.drafter_arrays import check_target, read_drafter
 from outrider_core.models.target import model_folder
-from outrider_core.protocol.rows import RowShape
+from outrider_core.protocol.rows import NO_ROWS, RowShape
 from outrider_core.targets.identity import model_identity
 from outrider_core.targets.source import TargetError, TargetSource, eos_ids_of
 from outrider_core.targets.weights import read_json
@@ -21,9 +21,12 @@ def load_model(settings: Settings, source: TargetSource) -> ServedModel:
 
     Of the target's files its tokenizer and configuration are read here. Raises TargetError or DrafterError.
     """
-    folder, (config, _, drafter_hash) = model_folder(source), read_drafter(expanded(settings.drafter))
+    folder, drafter_hash, shape = model_folder(source), "", NO_ROWS
     identity = source.identity if folder == source.path else model_identity(folder)
-    check_target(config.target_hash, source.name, identity, settings.drafter)
+    if settings.drafter:
+        config, _, drafter_hash = read_drafter(expanded(settings.drafter))
+        check_target(config.target_hash, source.name, identity, settings.drafter)
+        shape = RowShape(config.ca_kv_heads, config.head_dim)
     server = connect(settings.upstream)
     try:
         values = read_json(folder / "config.json")
@@ -41,6 +44,6 @@ def load_model(settings: Settings, source: TargetSource) -> ServedModel:
         vocab_size=vocab_size,
         max_positions=server.positions,
         runner=UpstreamRunner(server, settings.kv_tokens, vocab_size),
-        features=NoFeatures(RowShape(config.ca_kv_heads, config.head_dim)),
+        features=NoFeatures(shape),
         top=server.top,
     )

@@ -382,10 +382,26 @@ def open_grammars(tokenizer: Tokenizer, vocab_size: int, eos_ids: Sequence[int])
         plain = Tokenizer.from_str(tokenizer.to_str())
         plain.no_truncation()
         plain.no_padding()
-        vocabulary = LLTokenizer(plain.to_str(), vocab_size, list(eos_ids), LLTokenizer.json_slices())
+        text = _with_plain_text(plain.to_str())
+        vocabulary = LLTokenizer(text, vocab_size, list(eos_ids), LLTokenizer.json_slices())
     except Exception as error:  # whatever a tokenizer of a kind that it does not know makes of it
         raise GrammarsUnavailable(f"llguidance does not take this tokenizer: {_line(str(error))}") from None
     return Grammars(vocabulary, vocab_size)
+
+
+def _with_plain_text(tokenizer: str) -> str:
+    """A tokenizer.json in which added tokens that are not special, such as `<tool_call>`, are text like any other.
+
+    llguidance takes `<...>` for special, and no grammar's text for it.
+    """
+    state = json.loads(tokenizer)
+    vocabulary = state["model"]["vocab"]
+    for token in state["added_tokens"] if isinstance(vocabulary, dict) else ():
+        if not token["special"]:
+            vocabulary.setdefault(token["content"], token["id"])
+    if isinstance(vocabulary, dict):
+        state["added_tokens"] = [token for token in state["added_tokens"] if token["special"]]
+    return json.dumps(state)
 
 
 def _of(words: NDArray[np.uint32], tokens: NDArray[np.int64]) -> NDArray[np.int64]:
