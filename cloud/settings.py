@@ -71,26 +71,26 @@ class Settings(BaseSettings):
     ] = []
     page: Annotated[
         Path | None,
-        Field(description="folder of the web page to serve at /; on loopback by default the one that make web builds"),
+        Field(description="folder of the web page to serve at /; default on loopback: what make web builds"),
     ] = None
     page_bundle: Annotated[Path, Field(description="bundle that the web page drafts with")] = Path("build/bundle")
     metrics_account: Annotated[
-        str, Field(description="the token, by name, that may read /metrics from other machines; empty: any")
+        str, Field(description="name of the account that may read /metrics from other machines; empty: any")
     ] = ""
     sockets_per_address: Annotated[
         int | None,
         Field(
             ge=0,
-            description="sockets of one address (IPv6: a /64) at a time; 0: no limit; default: 1024, on loopback none",
+            description="open sockets per address (IPv6: per /64); 0: no limit; default: 1024, on loopback no limit",
         ),
     ] = None
 
     engine: Annotated[
         Literal["auto", "torch", "onnx", "vllm", "upstream"],
         Field(
-            description="what runs the target; onnx: an 8-bit copy on the CPU, made at first start, exact in any tree; "
-            "vllm: vLLM, if it is installed; upstream: the server of --upstream; "
-            "auto: onnx, but vllm on a GPU, and torch for a --dtype and for models that onnx does not run"
+            description="what runs the target. onnx: an 8-bit copy on the CPU, made at first start, exact in any tree; "
+            "vllm: vLLM, if installed; torch: the float32 reference; upstream: the server at --upstream; "
+            "auto: vllm on a GPU, else onnx; torch with --dtype or for a model that onnx does not run"
         ),
     ] = "auto"
     upstream: Annotated[
@@ -131,8 +131,8 @@ class Settings(BaseSettings):
     prefix_cache: Annotated[
         Literal["auto", "on", "off"],
         Field(
-            description="prefill what sessions of one account have in common once; auto: with an --auth-file alone; "
-            "on: without one too, when everybody is one account, and its answers' times tell what others have asked"
+            description="compute a prompt that sessions of one account share only once. auto: with an --auth-file only; "
+            "on: always; without accounts, response times then reveal what others have asked"
         ),
     ] = "auto"
     lookup: Annotated[
