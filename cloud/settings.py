@@ -131,7 +131,7 @@ class Settings(BaseSettings):
     prefix_cache: Annotated[
         Literal["auto", "on", "off"],
         Field(
-            description="compute a prompt that sessions of one account share only once. auto: with an --auth-file only; "
+            description="compute a prompt that sessions of one account share only once. auto: with --auth-file; "
             "on: always; without accounts, response times then reveal what others have asked"
         ),
     ] = "auto"
