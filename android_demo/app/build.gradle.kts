@@ -37,6 +37,10 @@ android {
     }
 }
 
+kotlin {
+    compilerOptions { optIn.add("dev.outrider.core.protocol.EngineApi") } // JSON
+}
+
 dependencies {
     implementation(project(":engines"))
     implementation(libs.onnxruntime.android)

@@ -123,7 +123,10 @@ def compile_app(compiler: core.Toolchain, libraries: engines.Libraries) -> list[
     """The app's classes and those of R. No JDK on the classpath, as for `core`."""
     r = compile_java(compiler, OUTPUT / "generated", OUTPUT / "r")
     needed = [core.build(compiler), engines.build(compiler, libraries), r, compiler.android, compiler.coroutines]
-    return [core.compile_kotlin(compiler, SOURCES / "main" / "kotlin", OUTPUT / "main", needed, "-no-jdk"), r]
+    return [
+        core.compile_kotlin(compiler, SOURCES / "main" / "kotlin", OUTPUT / "main", needed, "-no-jdk", core.ENGINE_API),
+        r,
+    ]
 
 
 def compile_java(compiler: core.Toolchain, sources: Path, output: Path) -> Path:

@@ -14,9 +14,15 @@ OUTPUT = REPOSITORY / "build" / "android" / "chat"
 
 def build_tests(tools: core.Toolchain, libraries: engines.Libraries) -> list[Path]:
     """The classpath that runs the tests. Android is not on it: what compiles does without."""
-    needed = [*core.build_tests(tools), engines.build(tools, libraries)]
-    chat = core.compile_kotlin(tools, CHAT, OUTPUT / "main", needed)
+    core_tests, *others = core.build_tests(tools)
+    needed = [core_tests, *others, engines.build(tools, libraries)]
+    chat = core.compile_kotlin(tools, CHAT, OUTPUT / "main", needed, core.ENGINE_API)
     tests = core.compile_kotlin(
-        tools, SOURCES / "test" / "kotlin", OUTPUT / "test", [chat, *needed], f"-Xfriend-paths={chat}"
+        tools,
+        SOURCES / "test" / "kotlin",
+        OUTPUT / "test",
+        [chat, *needed],
+        f"-Xfriend-paths={chat},{core.build(tools)},{core_tests}",
+        core.ENGINE_API,
     )
     return [tests, chat, *needed, *libraries.classes]

@@ -28,6 +28,8 @@ VECTORS = REPOSITORY / "outrider_core" / "protocol" / "vectors"
 BUNDLE = REPOSITORY / "build" / "bundle"
 #: the oldest Java that compiles and runs the tests
 OLDEST_JAVA = 17
+#: lets code use what is meant for engines
+ENGINE_API = "-opt-in=dev.outrider.core.protocol.EngineApi"
 #: one compiler run is over before the JVM's best optimiser pays: this halves its time
 COMPILER_JVM = "-Xmx1500m -XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
@@ -79,7 +81,7 @@ def library_flags(module: str) -> tuple[str, ...]:
     level = versions()["kotlinStdlib"].rpartition(".")[0]
     return (
         "-no-jdk", "-language-version", level, "-api-version", level, "-Xsuppress-version-warnings",
-        "-module-name", module,
+        "-Xexplicit-api=strict", ENGINE_API, "-module-name", module,
     )  # fmt: skip
 
 
@@ -137,7 +139,8 @@ def build(tools: Toolchain) -> Path:
 def build_tests(tools: Toolchain) -> list[Path]:
     """The classpath that runs the tests and what stands beside them."""
     needed = [build(tools), tools.coroutines, tools.kotlin_test, tools.kotlin_test_junit, tools.junit]
-    tests = compile_kotlin(tools, SOURCES / "test" / "kotlin", OUTPUT / "test", needed, f"-Xfriend-paths={needed[0]}")
+    flags = (f"-Xfriend-paths={needed[0]}", ENGINE_API)
+    tests = compile_kotlin(tools, SOURCES / "test" / "kotlin", OUTPUT / "test", needed, *flags)
     return [tests, *needed, tools.stdlib]
 
 

@@ -56,6 +56,7 @@ def build(tools: core.Toolchain, libraries: Libraries) -> Path:
 
 def build_tests(tools: core.Toolchain, libraries: Libraries) -> list[Path]:
     """The classpath that runs this part's test programs, without what runs the natives."""
-    needed = [build(tools, libraries), *libraries.classes, *core.build_tests(tools)]
-    flags = f"-Xfriend-paths={needed[0]},{core.build(tools)}"
-    return [core.compile_kotlin(tools, SOURCES / "test" / "kotlin", OUTPUT / "test", needed, flags), *needed]
+    tests = core.build_tests(tools)
+    needed = [build(tools, libraries), *libraries.classes, *tests]
+    flags = (f"-Xfriend-paths={needed[0]},{core.build(tools)},{tests[0]}", core.ENGINE_API)
+    return [core.compile_kotlin(tools, SOURCES / "test" / "kotlin", OUTPUT / "test", needed, *flags), *needed]

@@ -11,12 +11,14 @@ java {
 }
 
 kotlin {
+    explicitApi()
     coreLibrariesVersion = libs.versions.kotlinStdlib.get()
     compilerOptions {
         jvmTarget = JvmTarget.JVM_1_8
         languageVersion = KotlinVersion.KOTLIN_2_1
         apiVersion = KotlinVersion.KOTLIN_2_1
         freeCompilerArgs.add("-Xsuppress-version-warnings")
+        optIn.add("dev.outrider.core.protocol.EngineApi")
         allWarningsAsErrors = true
     }
 }

@@ -20,11 +20,13 @@ android {
 }
 
 kotlin {
+    explicitApi()
     coreLibrariesVersion = libs.versions.kotlinStdlib.get()
     compilerOptions {
         languageVersion = KotlinVersion.KOTLIN_2_1
         apiVersion = KotlinVersion.KOTLIN_2_1
         freeCompilerArgs.add("-Xsuppress-version-warnings")
+        optIn.add("dev.outrider.core.protocol.EngineApi")
     }
 }
 

@@ -49,7 +49,12 @@ def test_compiler_and_coroutines_are_the_same(tools: core.Toolchain) -> None:
         assert "coreLibrariesVersion = libs.versions.kotlinStdlib.get()" in script(module)
         for setting in ("languageVersion", "apiVersion"):
             assert f"{setting} = KotlinVersion.KOTLIN_{level.replace('.', '_')}" in script(module)
-    assert {"-language-version", "-api-version", level} <= set(core.library_flags("any"))
+        assert "explicitApi()" in script(module)
+    for module in MODULES:
+        assert f'optIn.add("{core.ENGINE_API.partition("=")[2]}")' in script(module)
+    assert {"-language-version", "-api-version", "-Xexplicit-api=strict", core.ENGINE_API, level} <= set(
+        core.library_flags("any")
+    )
     assert CATALOG["versions"]["kotlinStdlib"] == needed_by(f"kotlin-{level}", read_pins())[0].version
     assert PINS["junit5"].version.startswith(CATALOG["versions"]["junit"] + "-")
     marker = "META-INF/kotlinx_coroutines_core.version"

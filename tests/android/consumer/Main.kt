@@ -4,26 +4,32 @@ package com.example.consumer
 import dev.outrider.core.bundle.Bundle
 import dev.outrider.core.events.Event
 import dev.outrider.core.events.Finished
-import dev.outrider.core.protocol.Opened
-import dev.outrider.core.protocol.decodeServer
+import dev.outrider.core.events.Shown
+import dev.outrider.core.protocol.OutriderError
 import dev.outrider.core.runtime.EdgeRuntime
+import dev.outrider.core.runtime.Options
 import dev.outrider.core.runtime.Request
 import dev.outrider.engines.openEngine
 import java.io.File
-import kotlinx.coroutines.flow.last
+import kotlinx.coroutines.flow.toList
 import kotlinx.coroutines.runBlocking
 
-/** Arguments: a frame in hexadecimal digits; a bundle's folder and a question, if any; the verifier's address, if any. */
-fun main(arguments: Array<String>) {
-    val frame = ByteArray(arguments[0].length / 2) { arguments[0].substring(2 * it, 2 * it + 2).toInt(16).toByte() }
-    val message = decodeServer(frame)
-    if (message is Opened) println("${message.stream} ${message.committed} ${message.cached}")
-    if (arguments.size > 1) {
-        val bundle = Bundle.open(File(arguments[1]))
-        val last: Event = EdgeRuntime(bundle, openEngine(bundle, threads = 1), arguments.getOrNull(3)).use { runtime ->
-            runtime.start()
-            runBlocking { runtime.generate(arguments[2], Request(maxNewTokens = 40)).last() }
-        }
-        if (last is Finished) println(last.tokenIds.joinToString(" "))
+/** Arguments: a bundle's folder and a question; the verifier's address, if any. Prints tokens. */
+fun main(arguments: Array<String>) = runBlocking {
+    val bundle = try {
+        Bundle.open(File(arguments[0]))
+    } catch (error: OutriderError) {
+        return@runBlocking println(error.message)
     }
+    val options = Options(logger = { message, error -> System.err.println("$message ${error ?: ""}") })
+    val runtime = EdgeRuntime(bundle, openEngine(bundle, threads = 1), arguments.getOrNull(2), options)
+    runtime.start()
+    val shown = Shown()
+    val events: List<Event> = runtime.generate(arguments[1], Request(maxNewTokens = 40)).toList()
+    for (event in events) {
+        shown.add(event)
+        if (event is Finished) println(event.tokenIds.joinToString(" "))
+        if (event is Finished) check(shown.verified + shown.provisional == bundle.decode(event.tokenIds))
+    }
+    runtime.shutdown()
 }

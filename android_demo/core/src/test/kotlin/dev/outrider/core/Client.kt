@@ -16,11 +16,13 @@ import dev.outrider.core.events.HandedOver
 import dev.outrider.core.events.LinkChange
 import dev.outrider.core.events.Provisional
 import dev.outrider.core.events.RolledBack
+import dev.outrider.core.events.Shown
 import dev.outrider.core.events.Verified
 import dev.outrider.core.link.LinkRefused
 import dev.outrider.core.link.trusting
 import dev.outrider.core.runtime.EdgeRuntime
 import dev.outrider.core.runtime.Options
+import dev.outrider.core.runtime.Pinned
 import dev.outrider.core.runtime.requestOf
 import dev.outrider.core.session.AnswerRecord
 import dev.outrider.core.session.Offline
@@ -52,7 +54,7 @@ fun main() = device(
     { Words() },
     { bundle, settings ->
         if (settings.field<Boolean?>("hash_understudy") != true) null else {
-            Understudy(bundle.tokenizer::decode, maxContext = bundle.manifest.maxContext) {
+            Understudy(bundle::decode, maxContext = bundle.manifest.maxContext) {
                 HashModel(bundle.manifest.vocabSize) { understudyScript }
             }
         }
@@ -66,13 +68,13 @@ fun main() = device(
  * Serves standard input: one JSON line of settings, then one line per answer; each event goes out as a JSON line. A
  * line may also be "pause", "proceed", "record" or "quit".
  */
-fun device(
+internal fun device(
     readTokenizer: (String) -> Tokenizer,
     understudy: (Bundle, settings: Any?) -> Understudy?,
     open: (Bundle, settings: Any?) -> Engine,
 ) {
     val settings = Json.parse(readln())
-    val bundle = Bundle.open(File(settings.field<String>("bundle")), readTokenizer = readTokenizer)
+    val bundle = Bundle.open(File(settings.field<String>("bundle")), verify = true, readTokenizer)
     val engine = open(bundle, settings)
     val patience = settings.field<Any>("patience")
     val options = Options(
@@ -84,15 +86,15 @@ fun device(
         patience = Patience(
             patience.double("open"), patience.double("connect"), patience.double("silence"), patience.double("offline"),
         ),
-        mode = settings.field<String?>("mode")?.let(Mode::valueOf),
-        ahead = settings.field<Boolean?>("ahead"),
         token = settings.field<String?>("token"),
         tls = settings.field<String?>("ca_file")?.let { trusting(File(it).inputStream()) },
     )
+    val pinned = Pinned(
+        mode = settings.field<String?>("mode")?.let(Mode::valueOf), ahead = settings.field<Boolean?>("ahead"),
+    )
+    val server = settings.field<String?>("server")
     try {
-        EdgeRuntime(bundle, engine, settings.field<String?>("server"), options, understudy(bundle, settings)).use {
-            serve(it, engine)
-        }
+        EdgeRuntime(bundle, engine, server, options, understudy(bundle, settings), pinned).use { serve(it, engine) }
     } catch (error: LinkRefused) {
         say("refused", "text" to error.message)
     }
@@ -135,11 +137,12 @@ private suspend fun answer(runtime: EdgeRuntime, engine: Engine, of: Any?) {
             of.ints("prompt"), request.copy(of.int("max_new"), sampling, of.strings("stop")),
         )
     }
-    events.collect(::tell)
+    val text = Shown()
+    events.collect { tell(it, text.add(it)) }
 }
 
-private fun tell(event: Event) {
-    val shown = arrayOf("verified" to event.verified, "provisional" to event.provisional)
+private fun tell(event: Event, text: Shown) {
+    val shown = arrayOf("verified" to text.verified, "provisional" to text.provisional)
     when (event) {
         is Verified -> say("verified", *shown, "tokens" to event.tokens, "confirmed" to event.confirmed)
         is Provisional -> say("written", *shown, "token" to event.token, "writer" to event.writer.name.lowercase())

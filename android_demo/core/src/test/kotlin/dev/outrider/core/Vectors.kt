@@ -27,7 +27,7 @@ import java.nio.ByteBuffer
 import java.nio.ByteOrder
 
 /** The files of outrider_core/protocol/vectors, and the JSON forms that they use. */
-object Vectors {
+internal object Vectors {
     /** The bundle that `make` writes. */
     val bundle = File(System.getProperty("bundle"))
 

@@ -4,11 +4,9 @@ package dev.outrider.engines
 import dev.outrider.core.bundle.Bundle
 import dev.outrider.core.bundle.BundleError
 import dev.outrider.core.drafting.Engine
+import dev.outrider.core.drafting.EngineError
 import dev.outrider.core.drafting.NoDrafter
 import java.io.File
-
-/** An engine cannot be opened, or a step failed. The message is one line that says what to do. */
-class EngineError(message: String, cause: Throwable? = null) : Exception(message, cause)
 
 /**
  * What can run an engine's file. probe: a class of its library; artifact: what an app adds to have it; open: touches
@@ -45,7 +43,7 @@ private val RUNTIMES = mapOf(
  * Reads and packs the weights, which takes tens of milliseconds and more: not for an app's main thread. Raises
  * [BundleError] where the bundle does not hold the engine, [EngineError] where it cannot be run here.
  */
-fun openEngine(bundle: Bundle, name: String? = null, threads: Int = 2): Engine {
+public fun openEngine(bundle: Bundle, name: String? = null, threads: Int = 2): Engine {
     require(threads >= 0) { "threads must be 0 or more, not $threads" }
     val held = bundle.manifest.engines
     if (held.isEmpty()) return NoDrafter

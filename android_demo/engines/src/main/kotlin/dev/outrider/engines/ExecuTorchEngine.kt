@@ -3,6 +3,7 @@ package dev.outrider.engines
 import dev.outrider.core.bundle.Bundle
 import dev.outrider.core.drafting.DraftStep
 import dev.outrider.core.drafting.Engine
+import dev.outrider.core.drafting.EngineError
 import dev.outrider.core.drafting.StepResult
 import java.io.File
 import java.nio.ByteBuffer
@@ -22,7 +23,7 @@ private const val MASKED = -1e9f
  * The file is mapped into memory. Inputs are read where the drafter keeps them; the native halves of a step's tensors
  * are freed by the garbage collector, as the library has it.
  */
-class ExecuTorchEngine internal constructor(
+internal class ExecuTorchEngine internal constructor(
     file: File,
     bundle: Bundle,
     maxWidth: Int,

@@ -9,6 +9,7 @@ import dev.outrider.core.bundle.Bundle
 import dev.outrider.core.bundle.BundleError
 import dev.outrider.core.drafting.DraftStep
 import dev.outrider.core.drafting.Engine
+import dev.outrider.core.drafting.EngineError
 import dev.outrider.core.drafting.StepResult
 import java.io.File
 import java.nio.FloatBuffer
@@ -20,7 +21,7 @@ import java.nio.LongBuffer
  * The file is loaded by its path: its large weights stand in a file beside it, which the library maps into memory.
  * Inputs are read where the drafter keeps them, outputs written into memory that every step uses again.
  */
-class OnnxEngine internal constructor(
+internal class OnnxEngine internal constructor(
     file: File,
     bundle: Bundle,
     maxWidth: Int,

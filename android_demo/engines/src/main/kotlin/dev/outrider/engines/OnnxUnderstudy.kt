@@ -6,9 +6,9 @@ import ai.onnxruntime.OrtException
 import ai.onnxruntime.OrtLoggingLevel
 import ai.onnxruntime.OrtSession
 import dev.outrider.core.bundle.Bundle
+import dev.outrider.core.drafting.EngineError
 import dev.outrider.core.targets.TargetBundle
 import dev.outrider.core.targets.Understudy
-import dev.outrider.core.targets.UnderstudyError
 import dev.outrider.core.targets.UnderstudyModel
 import java.io.File
 import java.nio.Buffer
@@ -22,21 +22,21 @@ import java.nio.LongBuffer
  *
  * threads: of one step; 0 leaves the choice to the library.
  */
-fun openUnderstudy(bundle: Bundle, threads: Int = 2): Understudy? {
+public fun openUnderstudy(bundle: Bundle, threads: Int = 2): Understudy? {
     require(threads >= 0) { "threads must be 0 or more, not $threads" }
     val entry = bundle.manifest.understudy ?: return null
     if (entry.format != "onnx" || !hasRuntime("onnx")) return null
     val checked by lazy { TargetBundle.open(File(bundle.folder, entry.folder), entry.manifestSha256) } // once
     val manifest = bundle.manifest
     val (vocab, longest) = manifest.vocabSize to manifest.maxContext
-    return Understudy(bundle.tokenizer::decode, bundle::hasUnderstudy, vocab, longest, entry.barred) {
+    return Understudy(bundle::decode, bundle::hasUnderstudy, vocab, longest, entry.barred) {
         OnnxUnderstudy(checked, longest, threads)
     }
 }
 
 /**
  * Runs a target's graph (`outrider_core/targets/graph.py`) for one text of at most [maxContext] tokens. Keys and values
- * stay where the graph wrote them; their memory grows with the text. Raises [UnderstudyError] where it does not load.
+ * stay where the graph wrote them; their memory grows with the text. Raises [EngineError] where it does not load.
  */
 internal class OnnxUnderstudy(target: TargetBundle, private val maxContext: Int, threads: Int) : UnderstudyModel {
     private val feeds = TargetFeeds(target.shape)
@@ -89,6 +89,6 @@ internal class OnnxUnderstudy(target: TargetBundle, private val maxContext: Int,
             environment.createSession(file.path, options)
         }
     } catch (error: OrtException) {
-        throw UnderstudyError("the understudy does not load: ${oneLine(error)}", error)
+        throw EngineError("the understudy does not load: ${oneLine(error)}", error)
     }
 }

@@ -3,6 +3,7 @@ package dev.outrider.engines
 import dev.outrider.core.bundle.Bundle
 import dev.outrider.core.bundle.BundleError
 import dev.outrider.core.drafting.DraftStep
+import dev.outrider.core.drafting.EngineError
 import dev.outrider.core.drafting.StepResult
 import java.io.DataOutputStream
 import java.io.File

@@ -5,10 +5,10 @@ import dev.outrider.core.bundle.Json
 import dev.outrider.core.bundle.field
 import dev.outrider.core.bundle.int
 import dev.outrider.core.bundle.ints
+import dev.outrider.core.protocol.OutriderError
 import dev.outrider.core.targets.Decoding
 import dev.outrider.core.targets.TargetBundle
 import dev.outrider.core.targets.Understudy
-import dev.outrider.core.targets.UnderstudyError
 import dev.outrider.core.targets.UnderstudyModel
 import java.io.File
 import java.nio.ByteBuffer
@@ -48,7 +48,7 @@ fun main(arguments: Array<String>) {
         for (asked in asked.field<List<Any?>>("chains")) {
             println(Json.write(chain(OnnxUnderstudy(target, maxContext.toInt(), threads.toInt()), asked)))
         }
-    } catch (error: UnderstudyError) {
+    } catch (error: OutriderError) {
         System.err.println("${error.javaClass.simpleName}: ${error.message}")
         exitProcess(1)
     }

@@ -91,7 +91,7 @@ class ChatSession(
             val turns = mutable.value.turns + Turn(USER, listOf(Piece(Kind.VERIFIED, question.trim())))
             mutable.update { it.copy(turns = turns, reply = Reply(), figures = null, problem = null) }
             follow(open) {
-                val room = open.bundle.manifest.maxContext - answerTokens
+                val room = open.bundle.maxContext - answerTokens
                 val messages = fitting(turns.map(Turn::message), room) { open.bundle.renderChat(it).size }
                 open.runtime.generate(messages, Request(answerTokens))
             }
@@ -142,25 +142,27 @@ class ChatSession(
     }
 
     private suspend fun resume(open: Opened, json: String) {
-        val events = try {
-            val record = AnswerRecord.parse(json)
-            val kept = keptRanges(record, open.bundle.tokenizer::decode)
-            mutable.update { it.copy(reply = (it.reply ?: Reply()).copy(kept = kept)) }
-            open.runtime.resume(record)
-        } catch (error: IllegalArgumentException) { // of another target: what is there stays, as it is marked
+        val record = try {
+            AnswerRecord.parse(json)
+        } catch (error: IllegalArgumentException) { // damaged: what is there stays, as it is marked
             keep()
             throw error
         }
-        follow(open) { events }
+        follow(open, Reply(kept = keptRanges(record, open.bundle::decode))) { open.runtime.resume(record) }
     }
 
-    private fun follow(open: Opened, events: () -> Flow<Event>) {
+    /** Shows the events. fresh: what the first of them, which brings all text so far, changes; null: what is shown. */
+    private fun follow(open: Opened, fresh: Reply? = null, events: () -> Flow<Event>) {
         unfinished = null
         val traffic = open.runtime.traffic
         val begin = Begin(now(), traffic?.up ?: 0, traffic?.down ?: 0)
         answer = scope.launch(Dispatchers.Default) {
+            var first = fresh
             try {
-                events().collect { event -> show(open.runtime, begin, event) }
+                events().collect { event ->
+                    show(open.runtime, begin, event, first)
+                    first = null
+                }
             } catch (error: CancellationException) {
                 throw error
             } catch (error: Exception) { // a refusal, an engine's failure, a prompt that is too long
@@ -171,9 +173,9 @@ class ChatSession(
         }
     }
 
-    private fun show(runtime: EdgeRuntime, begin: Begin, event: Event) {
+    private fun show(runtime: EdgeRuntime, begin: Begin, event: Event, fresh: Reply?) {
         mutable.update { state ->
-            val reply = (state.reply ?: Reply()).after(event)
+            val reply = (fresh ?: state.reply ?: Reply()).after(event)
             val traffic = runtime.traffic
             state.copy(
                 reply = reply,

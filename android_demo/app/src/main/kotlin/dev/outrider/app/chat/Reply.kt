@@ -54,14 +54,16 @@ data class Reply(
     private val shown get() = verified + provisional
 
     fun after(event: Event): Reply {
-        val next = copy(verified = event.verified, provisional = event.provisional)
+        val next = copy(
+            verified = verified + event.added, provisional = provisional.dropLast(event.dropped) + event.appended,
+        )
         return when (event) {
             is Verified -> next.copy(tokens = tokens + event.tokens.size).corrected(before).copy(before = null)
             is Provisional -> next.copy(before = null, writer = event.writer)
             is HandedOver -> next.copy(writer = event.writer, why = event.detail.ifEmpty { why })
             is RolledBack -> (before ?: shown).let { next.corrected(it).copy(before = it) }
                 .copy(rolledBack = rolledBack + event.count)
-            is Adopted -> next.copy(kept = kept + listOf(verified.length until event.verified.length))
+            is Adopted -> next.copy(kept = kept + listOf(verified.length until next.verified.length))
             is LinkChange -> next.copy(
                 link = event.state, why = event.detail,
                 writer = if (event.state == LinkState.VERIFIED) Writer.DRAFTER else writer,

@@ -63,7 +63,7 @@ fun main() {
 
 /** A bundle of words and an engine that is a hash. */
 private fun tiny(folder: File, settings: Settings): Opened {
-    val read = Bundle.open(folder, readTokenizer = { Words() })
+    val read = Bundle.open(folder, verify = true) { Words() }
     val template = ChatTemplate("{% for m in messages %}{{ m.content }}{% if not loop.last %} {% endif %}{% endfor %}")
     val bundle = with(read) { Bundle(folder, manifest, tokenizer, draftIds, nullRow, template, emptyMap()) }
     val manifest = bundle.manifest

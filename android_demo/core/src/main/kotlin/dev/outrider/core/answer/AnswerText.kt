@@ -3,21 +3,44 @@ package dev.outrider.core.answer
 import dev.outrider.core.protocol.Detokeniser
 import dev.outrider.core.protocol.StopStrings
 
+/** As an event has it: what joins the verified text, and how the end of the provisional text changes. */
+internal class Change(val added: String, val dropped: Int, val appended: String)
+
 /** The answer as text, kept up token by token; provisional text is decoded behind the verified one. */
 internal class AnswerText(decode: (List<Int>) -> String, stops: List<String>) {
     private val decoder = Detokeniser(decode)
     private val stops = StopStrings(stops)
     private var decoderAhead = decoder.fork()
     private var stopsAhead = this.stops.fork()
-    var verified = ""
-        private set
-    var provisional = ""
-        private set
+    private val verified = StringBuilder()
+    private val provisional = StringBuilder()
+    private var told = 0 // characters of the verified text that [change] has given
+    private val toldBehind = StringBuilder() // the provisional text as it has
+    private var rebased = false // since then
+
+    /** No text is provisional. */
+    val settled: Boolean get() = provisional.isEmpty()
+
+    /** What is new since the last call. */
+    fun change(): Change {
+        val added = verified.substring(told)
+        told = verified.length
+        var same = toldBehind.length
+        if (rebased) same = toldBehind.commonPrefixWith(provisional).length
+        val change = Change(added, toldBehind.length - same, provisional.substring(same))
+        toldBehind.setLength(same)
+        toldBehind.append(change.appended)
+        rebased = false
+        return change
+    }
+
+    /** All of it. */
+    override fun toString(): String = "$verified$provisional"
 
     /** Add verified tokens; returns how many of them there were up to the end of a stop string, if one came. */
     fun commit(tokens: List<Int>): Int? {
         for ((index, token) in tokens.withIndex()) {
-            verified += stops.push(decoder.push(token))
+            verified.append(stops.push(decoder.push(token)))
             if (stops.hit) return index + 1
         }
         return null
@@ -25,7 +48,7 @@ internal class AnswerText(decode: (List<Int>) -> String, stops: List<String>) {
 
     /** Add a provisional token; false where a stop string ended the text. */
     fun provide(token: Int): Boolean {
-        provisional += stopsAhead.push(decoderAhead.push(token))
+        provisional.append(stopsAhead.push(decoderAhead.push(token)))
         return !stopsAhead.hit
     }
 
@@ -33,16 +56,17 @@ internal class AnswerText(decode: (List<Int>) -> String, stops: List<String>) {
     fun rebase(tokens: List<Int>) {
         decoderAhead = decoder.fork()
         stopsAhead = stops.fork()
-        provisional = ""
+        provisional.setLength(0)
+        rebased = true
         tokens.forEach(::provide)
     }
 
     /** No more comes: what was held back as the beginning of a character or a stop string is shown. */
     fun end() {
         if (provisional.isNotEmpty()) {
-            provisional += stopsAhead.push(decoderAhead.flush()) + stopsAhead.flush()
+            provisional.append(stopsAhead.push(decoderAhead.flush())).append(stopsAhead.flush())
         } else {
-            verified += stops.push(decoder.flush()) + stops.flush()
+            verified.append(stops.push(decoder.flush())).append(stops.flush())
         }
     }
 }

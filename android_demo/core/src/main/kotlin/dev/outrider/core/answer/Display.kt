@@ -57,7 +57,9 @@ internal class Display(
     fun keep(action: Commit): Int? {
         stats.committed()
         val count = extend(action.tokens)
-        events += Verified(text.verified, text.provisional, action.tokens.upTo(count), action.confirmed)
+        show { added, dropped, appended ->
+            Verified(added, dropped, appended, action.tokens.upTo(count), action.confirmed)
+        }
         tell(LinkState.VERIFIED, "")
         return count?.let { action.tokens.size - it }
     }
@@ -66,9 +68,17 @@ internal class Display(
     fun keep(action: Adopt): Int? {
         val count = extend(action.tokens)
         val surplus = count?.let { action.tokens.size - it }
-        if (surplus != null && surplus > 0) events += RolledBack(text.verified, text.provisional, surplus)
-        events += Adopted(text.verified, text.provisional, action.tokens.upTo(count))
+        if (surplus != null && surplus > 0) {
+            show { added, dropped, appended -> RolledBack(added, dropped, appended, surplus) }
+        }
+        show { added, dropped, appended -> Adopted(added, dropped, appended, action.tokens.upTo(count)) }
         return surplus
+    }
+
+    /** One more event, with what is new in the text. */
+    private fun show(event: (String, Int, String) -> Event) {
+        val change = text.change()
+        events += event(change.added, change.dropped, change.appended)
     }
 
     private fun extend(tokens: List<Int>): Int? = text.commit(tokens).also { text.rebase(session.provisional) }
@@ -79,12 +89,16 @@ internal class Display(
             is Provide -> {
                 stats.wrote()
                 if (!text.provide(action.token)) session.text.enough = true // unless it is taken back
-                events += Provisional(text.verified, text.provisional, action.token, action.writer)
+                show { added, dropped, appended ->
+                    Provisional(added, dropped, appended, action.token, action.writer)
+                }
             }
-            is HandOver -> events += HandedOver(text.verified, text.provisional, action.writer, action.why)
+            is HandOver -> show { added, dropped, appended ->
+                HandedOver(added, dropped, appended, action.writer, action.why)
+            }
             is RollBack -> {
                 text.rebase(session.provisional)
-                events += RolledBack(text.verified, text.provisional, action.tokens.size)
+                show { added, dropped, appended -> RolledBack(added, dropped, appended, action.tokens.size) }
             }
             is Stall -> {
                 stats.stalled(action.deadline)
@@ -103,13 +117,15 @@ internal class Display(
     private fun end(reason: FinishReason) {
         text.end()
         val complaint = session.verifier.complaint
-        val detail = if (reason.complete && text.provisional.isEmpty()) complaint else why.ifEmpty { complaint }
+        val detail = if (reason.complete && text.settled) complaint else why.ifEmpty { complaint }
         val mayCall = reason == FinishReason.STOP && session.constraint?.grammar == GRAMMAR_TOOLS
-        val calls = mayCall && endsWithCall(text.verified + text.provisional)
+        val calls = mayCall && endsWithCall(text.toString())
         val of = session.text
         val counted = stats.end(session.stats, session.committed.size - session.prompt.size)
         val shown = if (calls) FinishReason.TOOL_CALLS else reason
-        events += Finished(text.verified, text.provisional, shown, of.answer, counted, detail, of.spans)
+        show { added, dropped, appended ->
+            Finished(added, dropped, appended, shown, of.answer, counted, detail, of.spans)
+        }
     }
 
     private fun words(reason: PauseReason) = when (reason) {
@@ -134,7 +150,7 @@ internal class Display(
         why = reason
         val shown = status
         if (why.isNotEmpty() && shown != null && shown != LinkState.VERIFIED) {
-            events += LinkChange(text.verified, text.provisional, shown, why)
+            show { added, dropped, appended -> LinkChange(added, dropped, appended, shown, why) }
         }
     }
 
@@ -143,7 +159,7 @@ internal class Display(
         if (state == status) return
         status = state
         val explained = if (why.isEmpty() || state == LinkState.VERIFIED) detail else "$detail: $why"
-        events += LinkChange(text.verified, text.provisional, state, explained)
+        show { added, dropped, appended -> LinkChange(added, dropped, appended, state, explained) }
     }
 
     private fun List<Int>.upTo(count: Int?): List<Int> = if (count == null) this else subList(0, count)

@@ -1,6 +1,8 @@
 package dev.outrider.core.bundle
 
 import dev.outrider.core.drafting.NoDrafter
+import dev.outrider.core.protocol.EngineApi
+import dev.outrider.core.protocol.OutriderError
 import dev.outrider.core.protocol.RowShape
 import java.io.File
 import java.io.FileNotFoundException
@@ -13,20 +15,22 @@ private const val MANIFEST = "manifest.json"
 private val SENTENCE_ENDS = setOf('.', '!', '?', '。')
 
 /** The folder is not a usable bundle. The message is one line that says what to do. */
-class BundleError(message: String) : Exception(message)
+public class BundleError(message: String, cause: Throwable? = null) : OutriderError(message, cause)
 
 /**
  * An exported device half. file: the graph; data: the file beside it with its weights, if they stand apart; quant:
  * "fp32", "fp16", "int8" or "int4"; maxWidth: tokens of one step at most.
  */
-data class EngineEntry(val file: String, val data: String?, val quant: String, val maxWidth: Int)
+@EngineApi
+public data class EngineEntry(val file: String, val data: String?, val quant: String, val maxWidth: Int)
 
 /**
  * A complete model in a folder of its own, which may come later than the bundle, or never. bits: of its linear layers;
  * bytes: of all its files; sourceHash: identity of the model it was made from; manifestSha256: of its manifest, which
  * has the hashes of its other files; barred: ids that mean something to this model alone, and that it must not write.
  */
-data class UnderstudyEntry(
+@EngineApi
+public data class UnderstudyEntry(
     val folder: String,
     val name: String,
     val sourceHash: String,
@@ -41,7 +45,8 @@ data class UnderstudyEntry(
  * What manifest.json says of the model. Widths in values; hashes as the exporter defines them. A bundle without a
  * drafter has no engines, and widths of 1; its understudy drafts.
  */
-data class Manifest(
+@EngineApi
+public data class Manifest(
     val target: String,
     val targetHash: String,
     val drafterHash: String,
@@ -55,8 +60,10 @@ data class Manifest(
     val understudy: UnderstudyEntry? = null,
     val confidenceTemperature: Double = 1.0,
 ) {
-    val rowShape: RowShape get() = RowShape(caKvHeads, headDim)
-    val hasDrafter: Boolean get() = drafterHash.isNotEmpty()
+    internal val rowShape: RowShape get() = RowShape(caKvHeads, headDim)
+
+    /** It drafts by itself, not by an understudy alone. */
+    internal val hasDrafter: Boolean get() = drafterHash.isNotEmpty()
 }
 
 /**
@@ -65,12 +72,12 @@ data class Manifest(
  * draftIds `[draft_vocab]` maps the LM head's rows to the target's token ids ([NoDrafter]'s: one); nullRow
  * `[2 (K, V), heads, headDim]`, flat, is the row that cross-attention always sees, or null for a drafter without one.
  */
-class Bundle(
-    val folder: File,
-    val manifest: Manifest,
-    val tokenizer: Tokenizer,
-    val draftIds: IntArray,
-    val nullRow: FloatArray?,
+public class Bundle internal constructor(
+    public val folder: File,
+    @property:EngineApi public val manifest: Manifest,
+    internal val tokenizer: Tokenizer,
+    @property:EngineApi public val draftIds: IntArray,
+    internal val nullRow: FloatArray?,
     internal val template: ChatTemplate,
     internal val specialTokens: Map<String, String>,
 ) {
@@ -79,18 +86,24 @@ class Bundle(
     private val tagsResults by lazy { tagsResults(template.source, tokenizer) && takesResults }
 
     /** An understudy that runs here is there. Nothing of it has been checked. */
-    val hasUnderstudy: Boolean
+    public val hasUnderstudy: Boolean
         get() = manifest.understudy.let { it?.format == "onnx" && File(File(folder, it.folder), MANIFEST).isFile }
 
+    /** Tokens of a conversation and its answer at most. */
+    public val maxContext: Int get() = manifest.maxContext
+
+    /** The text of token ids, as far as they are whole characters. */
+    public fun decode(ids: List<Int>): String = tokenizer.decode(ids)
+
     /** Tokens that end a sentence or a line. */
-    val sentenceEnds: Set<Int> by lazy { sentenceEnds(tokenizer, manifest.vocabSize) }
+    internal val sentenceEnds: Set<Int> by lazy { sentenceEnds(tokenizer, manifest.vocabSize) }
 
     /**
      * Token ids of a conversation up to where the assistant's next turn begins, with [tools] that it may call. Content
      * is text: what looks like a special token in it is none. Raises [IllegalArgumentException] on an unknown role and
      * on calls that are not an assistant's, [BundleError].
      */
-    fun renderChat(messages: List<ChatMessage>, tools: List<Tool> = emptyList()): List<Int> {
+    public fun renderChat(messages: List<ChatMessage>, tools: List<Tool> = emptyList()): List<Int> {
         val turns = asTemplatesTake(messages)
         val used = usesTools(turns, tools)
         val said = if (used && tagsResults) withoutResults(turns) else turns
@@ -108,17 +121,16 @@ class Bundle(
         return template.render(specialTokens + mapOf("messages" to turns, "add_generation_prompt" to true))
     }
 
-    companion object {
+    public companion object {
         /**
          * Opens [folder], checking format, completeness and (unless [verify] is false) every sha256.
          *
-         * readTokenizer: makes the tokenizer from the text of tokenizer.json. Raises [BundleError] with one clear line.
+         * Raises [BundleError] with one clear line.
          */
-        fun open(
-            folder: File,
-            verify: Boolean = true,
-            readTokenizer: (String) -> Tokenizer = BytePairTokenizer::parse,
-        ): Bundle {
+        public fun open(folder: File, verify: Boolean = true): Bundle = open(folder, verify, BytePairTokenizer::parse)
+
+        /** As the other; readTokenizer: makes the tokenizer from the text of tokenizer.json. */
+        internal fun open(folder: File, verify: Boolean, readTokenizer: (String) -> Tokenizer): Bundle {
             val file = File(folder, MANIFEST)
             if (!file.isFile) throw BundleError("$folder: no $MANIFEST there; write one with: python -m export bundle")
             return try {
@@ -136,7 +148,7 @@ class Bundle(
  * One turn of a conversation. role: "system" or "developer", "user", "assistant", or "tool" for what a call gave;
  * calls: what an assistant called.
  */
-data class ChatMessage(val role: String, val content: String, val calls: List<ToolCall> = emptyList())
+public data class ChatMessage(val role: String, val content: String, val calls: List<ToolCall> = emptyList())
 
 /** Reads a bundle's files one after another, as the [raw] manifest names them. */
 private class BundleReader(private val folder: File, private val raw: Any?, private val verify: Boolean) {
@@ -256,7 +268,7 @@ internal fun sentenceEnds(tokenizer: Tokenizer, vocabSize: Int): Set<Int> =
     }
 
 /** SHA-256 of a file's bytes, in hexadecimal. */
-fun sha256(file: File): String {
+internal fun sha256(file: File): String {
     val digest = MessageDigest.getInstance("SHA-256")
     file.inputStream().use { stream ->
         val buffer = ByteArray(1 shl 16)

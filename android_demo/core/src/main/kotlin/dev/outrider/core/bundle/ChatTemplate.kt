@@ -1,7 +1,7 @@
 package dev.outrider.core.bundle
 
 /** A chat template that cannot be read or rendered here. */
-class TemplateError(message: String) : IllegalArgumentException(message)
+internal class TemplateError(message: String) : IllegalArgumentException(message)
 
 /**
  * A bundle's chat_template.jinja: as much of Jinja as chat templates need, with `trim_blocks` and `lstrip_blocks`.
@@ -9,7 +9,7 @@ class TemplateError(message: String) : IllegalArgumentException(message)
  * Statements: for (with `loop`), if, elif, else, set. Expressions: see [Expression]. Anything else raises
  * [TemplateError] when the template is read.
  */
-class ChatTemplate(internal val source: String) {
+internal class ChatTemplate(internal val source: String) {
     private val body: List<Node>
 
     init {

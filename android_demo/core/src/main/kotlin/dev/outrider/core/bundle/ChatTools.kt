@@ -24,7 +24,7 @@ private val NO_PROPERTIES = mapOf("properties" to emptyMap<String, Any>())
  * A function that the answer may call. name: 1 to 64 of `A-Za-z0-9_-`; parameters: JSON schema of the arguments, an
  * object, as text; null: none. Raises [IllegalArgumentException] otherwise.
  */
-data class Tool(val name: String, val description: String? = null, val parameters: String? = null) {
+public data class Tool(val name: String, val description: String? = null, val parameters: String? = null) {
     internal val schema: Map<*, *>? = parameters?.let { objectOf(it, "the parameters of $name") }
 
     init {
@@ -56,7 +56,7 @@ data class Tool(val name: String, val description: String? = null, val parameter
 }
 
 /** A call in an assistant's turn. arguments: an object. Raises [IllegalArgumentException] on other JSON. */
-data class ToolCall(val name: String, val arguments: String) {
+public data class ToolCall(val name: String, val arguments: String) {
     init {
         require(Json.parse(arguments) is Map<*, *>) { "the arguments of $name are not the text of a JSON object" }
     }

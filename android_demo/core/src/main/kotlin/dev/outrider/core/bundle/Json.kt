@@ -1,18 +1,22 @@
 package dev.outrider.core.bundle
 
+import dev.outrider.core.protocol.EngineApi
+
 /** Text that is not JSON, or not the JSON that is wanted. */
-class JsonError(message: String) : IllegalArgumentException(message)
+@EngineApi
+public class JsonError(message: String) : IllegalArgumentException(message)
 
 /**
  * JSON (RFC 8259) as Kotlin values: [Map], [List], [String], [Boolean], null, and [Long] or, beyond its range and for
  * fractions, [Double]. Kept here so that the library needs no other.
  */
-object Json {
+@EngineApi
+public object Json {
     /** Raises [JsonError]. */
-    fun parse(text: String): Any? = JsonParser(text).parse()
+    public fun parse(text: String): Any? = JsonParser(text).parse()
 
     /** The value as JSON without line breaks. Raises [JsonError] for what JSON cannot say. */
-    fun write(value: Any?): String = buildString { put(value, this) }
+    public fun write(value: Any?): String = buildString { put(value, this) }
 
     private fun put(value: Any?, out: StringBuilder) {
         when (value) {

@@ -4,7 +4,7 @@ import java.text.Normalizer
 import java.util.PriorityQueue
 
 /** Text to token ids and back. */
-interface Tokenizer {
+internal interface Tokenizer {
     /** Tokens that stand for themselves wherever their content occurs in a text. */
     val addedTokens: List<AddedToken> get() = emptyList()
 
@@ -22,10 +22,10 @@ interface Tokenizer {
 }
 
 /** tokenizer.json holds something that this reader does not know. */
-class TokenizerError(message: String) : IllegalArgumentException(message)
+internal class TokenizerError(message: String) : IllegalArgumentException(message)
 
 /** A token that stands for itself wherever its [content] occurs. normalized: it is looked for in normalised text. */
-class AddedToken(val id: Int, val content: String, val special: Boolean, val normalized: Boolean)
+internal class AddedToken(val id: Int, val content: String, val special: Boolean, val normalized: Boolean)
 
 /**
  * Byte-level byte-pair encoding, as GPT-2 and most models since have it, read from Hugging Face's tokenizer.json.
@@ -33,7 +33,7 @@ class AddedToken(val id: Int, val content: String, val special: Boolean, val nor
  * The text is cut at added tokens, normalised, cut into words ([PreTokenizer]); in each word's bytes the pair of lowest
  * rank is joined again and again.
  */
-class BytePairTokenizer private constructor(
+internal class BytePairTokenizer private constructor(
     private val vocab: Map<String, Int>,
     private val merges: Map<Long, Merge>,
     override val addedTokens: List<AddedToken>,

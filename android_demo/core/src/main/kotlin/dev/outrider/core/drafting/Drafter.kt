@@ -29,7 +29,7 @@ private const val PROMPT_CHUNK = 32
  * tokens that one more step must promise, and each of its nodes a share of them ([Growth.worthExpanding]), 0 drafts on
  * to the likeliest nodes of all. Raises [IllegalArgumentException] where that cannot be drafted.
  */
-data class TreeShape(val nodes: Int = 32, val depth: Int = 20, val breadth: Int = 8, val gain: Double = 0.05) {
+internal data class TreeShape(val nodes: Int = 32, val depth: Int = 20, val breadth: Int = 8, val gain: Double = 0.05) {
     init {
         require(minOf(nodes, depth, breadth) >= 1 && nodes <= MAX_NODES) {
             "a tree needs 1..$MAX_NODES nodes and at least one level and one branch, not $this"
@@ -46,7 +46,7 @@ data class TreeShape(val nodes: Int = 32, val depth: Int = 20, val breadth: Int 
  * steps: engine steps since it was asked for. ahead: its root had been expanded ahead, with [kept] nodes below it.
  * chain: an understudy wrote it, token by token.
  */
-data class Draft(
+internal data class Draft(
     val tree: TokenTree = TokenTree(),
     val scores: List<Double> = emptyList(),
     val steps: Int = 0,
@@ -56,7 +56,7 @@ data class Draft(
 )
 
 /** A token that the drafter wrote, and the probability it gives to it. */
-data class Written(val token: Int, val probability: Double)
+internal data class Written(val token: Int, val probability: Double)
 
 /**
  * Grows draft trees, and writes single tokens when the link is down. Holds the drafting state of one conversation:
@@ -75,7 +75,7 @@ data class Written(val token: Int, val probability: Double)
  * cross-attention always sees, or null. confidenceTemperature: of the bundle's manifest. rowCost: as [RowCost.value];
  * null: it is learnt from the engine's steps, so that trees depend on time.
  */
-class Drafter(
+internal class Drafter(
     private val engine: Engine,
     private val draftIds: IntArray,
     rowShape: RowShape,

@@ -1,5 +1,7 @@
 package dev.outrider.core.drafting
 
+import dev.outrider.core.protocol.EngineApi
+import dev.outrider.core.protocol.OutriderError
 import java.io.Closeable
 import java.nio.FloatBuffer
 
@@ -11,32 +13,40 @@ import java.nio.FloatBuffer
  * scores; keys, values `[past, kvHeads, headDim]`: of self-attention; rowKeys, rowValues `[rows, rowHeads, headDim]`:
  * of cross-attention, rows >= 1.
  */
-class DraftStep(
-    val tokens: LongArray,
-    val positions: LongArray,
-    val wanted: LongArray,
-    val mask: FloatArray,
-    val past: Int,
-    val keys: FloatBuffer,
-    val values: FloatBuffer,
-    val rows: Int,
-    val rowKeys: FloatBuffer,
-    val rowValues: FloatBuffer,
+@EngineApi
+public class DraftStep(
+    public val tokens: LongArray,
+    public val positions: LongArray,
+    public val wanted: LongArray,
+    public val mask: FloatArray,
+    public val past: Int,
+    public val keys: FloatBuffer,
+    public val values: FloatBuffer,
+    public val rows: Int,
+    public val rowKeys: FloatBuffer,
+    public val rowValues: FloatBuffer,
 )
 
 /** logits `[w, draftVocab]`; keys, values `[n, kvHeads, headDim]`: of the step's tokens. */
-class StepResult(val logits: FloatArray, val keys: FloatArray, val values: FloatArray)
+@EngineApi
+public class StepResult(public val logits: FloatArray, public val keys: FloatArray, public val values: FloatArray)
+
+/** An engine cannot be opened, or a step failed. */
+public class EngineError(message: String, cause: Throwable? = null) : OutriderError(message, cause)
 
 /** Runs the device half. All drafting state is the caller's; an engine is one pure function. One thread calls it. */
-interface Engine : Closeable {
-    fun step(step: DraftStep): StepResult
+public interface Engine : Closeable {
+    /** Run one step. Raises what an engine raises, [EngineError] mostly, which ends the answer. */
+    @EngineApi
+    public fun step(step: DraftStep): StepResult
 }
 
 /**
  * Stands in for the engine of a bundle without a drafter: it proposes nothing, so lookup alone makes the trees. It
  * knows one token, whose logit is -inf.
  */
-object NoDrafter : Engine {
+@EngineApi
+public object NoDrafter : Engine {
     override fun step(step: DraftStep): StepResult {
         val nothing = FloatArray(step.tokens.size)
         return StepResult(FloatArray(step.wanted.size) { Float.NEGATIVE_INFINITY }, nothing, nothing)

@@ -13,7 +13,7 @@ import kotlin.math.ln
  * An index of the runs of [LENGTHS] in a text that mostly grows at its end, and of those in earlier texts. memory: runs
  * of these that are kept, the ones seen last.
  */
-class Lookup(private val memory: Int = MEMORY) {
+internal class Lookup(private val memory: Int = MEMORY) {
     private var text = emptyList<Int>()
 
     /** A run of tokens -> the token that followed it last. */

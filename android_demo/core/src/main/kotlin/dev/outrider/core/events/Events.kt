@@ -6,54 +6,94 @@ import dev.outrider.core.session.SessionStats
 import dev.outrider.core.session.Span
 import dev.outrider.core.session.Writer
 
-/** After it a user sees [verified] text, the target's, and behind it [provisional] text, written without it. */
-sealed class Event {
-    abstract val verified: String
-    abstract val provisional: String
+/**
+ * One change of the text that a user sees: verified text, the target's, and behind it provisional text, written without
+ * it. [added] joins the end of the verified text, the last [dropped] characters of the provisional text go, and
+ * [appended] takes their place. No event may be left out; [Shown] puts them together.
+ */
+public sealed interface Event {
+    /** Joins the end of the verified text, which is never taken back. */
+    public val added: String
+
+    /** Characters that leave the end of the provisional text. */
+    public val dropped: Int
+
+    /** Joins the end of the provisional text then. */
+    public val appended: String
+}
+
+/** The text that a user sees, put together from all events of an answer. Not thread-safe. */
+public class Shown {
+    private val verifiedText = StringBuilder()
+    private val provisionalText = StringBuilder()
+
+    /** The target's own text, and what was adopted. */
+    public val verified: String get() = verifiedText.toString()
+
+    /** What was written without the target and may be taken back. */
+    public val provisional: String get() = provisionalText.toString()
+
+    /** Take up the next event; returns this. */
+    public fun add(event: Event): Shown {
+        verifiedText.append(event.added)
+        provisionalText.setLength(provisionalText.length - event.dropped)
+        provisionalText.append(event.appended)
+        return this
+    }
 }
 
 /** [tokens] joined the verified text; [confirmed] of them stood there as provisional before. */
-class Verified(
-    override val verified: String, override val provisional: String, val tokens: List<Int>, val confirmed: Int,
-) : Event()
+public data class Verified(
+    override val added: String, override val dropped: Int, override val appended: String, val tokens: List<Int>,
+    val confirmed: Int,
+) : Event
 
 /** [writer], the drafter or the understudy, wrote [token] alone; a later event verifies it or takes it back. */
-class Provisional(
-    override val verified: String, override val provisional: String, val token: Int, val writer: Writer,
-) : Event()
+public data class Provisional(
+    override val added: String, override val dropped: Int, override val appended: String, val token: Int,
+    val writer: Writer,
+) : Event
 
 /** The last [count] provisional tokens were withdrawn: the target, or the understudy, writes something else. */
-class RolledBack(override val verified: String, override val provisional: String, val count: Int) : Event()
+public data class RolledBack(
+    override val added: String, override val dropped: Int, override val appended: String, val count: Int,
+) : Event
 
-/** [tokens], written on the device alone, stay: they stand in `verified` now, but nobody verified them. */
-class Adopted(override val verified: String, override val provisional: String, val tokens: List<Int>) : Event()
+/** [tokens], written on the device alone, stay: they are verified text from here on, but nobody verified them. */
+public data class Adopted(
+    override val added: String, override val dropped: Int, override val appended: String, val tokens: List<Int>,
+) : Event
 
 /** From here on [writer] writes alone. [detail]: why the understudy does not, where it failed; else "". */
-class HandedOver(
-    override val verified: String, override val provisional: String, val writer: Writer, val detail: String,
-) : Event()
+public data class HandedOver(
+    override val added: String, override val dropped: Int, override val appended: String, val writer: Writer,
+    val detail: String,
+) : Event
 
-/** [detail]: in words. */
-class LinkChange(
-    override val verified: String, override val provisional: String, val state: LinkState, val detail: String,
-) : Event()
+/** The link changed to [state]. [detail]: why, in words that an app can show. */
+public data class LinkChange(
+    override val added: String, override val dropped: Int, override val appended: String, val state: LinkState,
+    val detail: String,
+) : Event
 
 /**
  * The answer's end, and always its last event. [detail]: why, where the verifier or an engine did not write all of it;
- * else "". [spans]: who wrote which tokens.
+ * else "". [spans]: who wrote which of [tokenIds].
  */
-class Finished(
-    override val verified: String,
-    override val provisional: String,
+public data class Finished(
+    override val added: String,
+    override val dropped: Int,
+    override val appended: String,
     val reason: FinishReason,
     val tokenIds: List<Int>,
     val stats: AnswerStats,
     val detail: String = "",
     val spans: List<Span> = emptyList(),
-) : Event()
+) : Event
 
 /** What the target does. */
-enum class LinkState {
+public enum class LinkState {
+    /** Nothing is known of it yet. */
     CONNECTING,
 
     /** It answers. */
@@ -67,22 +107,22 @@ enum class LinkState {
 }
 
 /** Statistics of one answer. Seconds and bytes as measured; bytes count WebSocket frames of this answer. */
-class AnswerStats internal constructor(
+public class AnswerStats internal constructor(
     /** What the session counted: rounds, stalls, tokens written alone. */
-    val counts: SessionStats,
+    public val counts: SessionStats,
     /** Verified. */
-    val tokens: Int,
+    public val tokens: Int,
     /** Accepted and bonus tokens per tree round. */
-    val tau: Double,
-    val seconds: Double,
-    val tokensPerSecond: Double,
-    val firstTokenSeconds: Double,
-    val bytesUp: Long,
-    val bytesDown: Long,
+    public val tau: Double,
+    public val seconds: Double,
+    public val tokensPerSecond: Double,
+    public val firstTokenSeconds: Double,
+    public val bytesUp: Long,
+    public val bytesDown: Long,
     /** Between asking for a tree or a token and having it. */
-    val draftSeconds: Double,
+    public val draftSeconds: Double,
     /** Nodes expanded while a verdict was awaited. */
-    val aheadNodes: Int,
+    public val aheadNodes: Int,
     /** Per stall: seconds from the moment the verdict was due to the first provisional token. */
-    val stallSeconds: List<Double>,
+    public val stallSeconds: List<Double>,
 )

@@ -8,6 +8,7 @@ package dev.outrider.core.link
 
 import dev.outrider.core.protocol.ClientMessage
 import dev.outrider.core.protocol.Hello
+import dev.outrider.core.protocol.OutriderError
 import dev.outrider.core.protocol.ServerMessage
 import dev.outrider.core.protocol.Welcome
 import dev.outrider.core.protocol.WireError
@@ -43,32 +44,32 @@ private const val HEAD_START_TRIPS = 2
 private const val RENEWALS = 10
 
 /** No link can be made like this: not an address, other target, drafter or protocol, no valid token. */
-class LinkRefused(message: String) : Exception(message)
+public class LinkRefused(message: String) : OutriderError(message)
 
 /** What a link reports, in order, from whichever thread. */
-sealed interface LinkEvent
+internal sealed interface LinkEvent
 
 /** rtt: seconds between HELLO and WELCOME. */
-class LinkUp(val welcome: Welcome, val rtt: Double) : LinkEvent
+internal class LinkUp(val welcome: Welcome, val rtt: Double) : LinkEvent
 
 /** refused: the verifier that answered does not accept this device; another one at this address may. */
-class LinkDown(val reason: String, val refused: Boolean = false) : LinkEvent
+internal class LinkDown(val reason: String, val refused: Boolean = false) : LinkEvent
 
-class Arrived(val message: ServerMessage) : LinkEvent
+internal class Arrived(val message: ServerMessage) : LinkEvent
 
 /** Bytes of WebSocket frames, headers and masks included; TCP and TLS not. */
-class Traffic {
+public class Traffic {
+    /** Sent. */
     @Volatile
-    var up = 0L
-        internal set
+    public var up: Long = 0; internal set
 
+    /** Received. */
     @Volatile
-    var down = 0L
-        internal set
+    public var down: Long = 0; internal set
 }
 
 /** `host:port`, `ws://host:port` or `wss://...` -> the WebSocket URL of the verifier's endpoint. */
-fun verifierUrl(server: String): String {
+internal fun verifierUrl(server: String): String {
     val url = (if ("://" in server) server else "ws://$server")
         .replaceFirst("http://", "ws://").replaceFirst("https://", "wss://").trimEnd('/')
     return if (url.endsWith(PATH)) url else url + PATH
@@ -81,7 +82,7 @@ fun verifierUrl(server: String): String {
  * app for the emulator may add 10.0.2.2. Raises [LinkRefused] for an address that is none, or that would carry prompts
  * in clear text to another machine.
  */
-class Link(
+internal class Link(
     server: String,
     hello: Hello,
     private val report: (LinkEvent) -> Unit,

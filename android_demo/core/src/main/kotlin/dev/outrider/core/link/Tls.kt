@@ -17,13 +17,13 @@ import javax.net.ssl.TrustManagerFactory
 import javax.net.ssl.X509TrustManager
 
 /** This machine itself. */
-val LOOPBACK = setOf("127.0.0.1", "::1", "localhost")
+public val LOOPBACK: Set<String> = setOf("127.0.0.1", "::1", "localhost")
 
 /**
  * Trusts what the system trusts, and [certificates] (PEM, one or more). Raises
  * [java.security.cert.CertificateException] where there are none.
  */
-fun trusting(certificates: InputStream): SSLSocketFactory {
+public fun trusting(certificates: InputStream): SSLSocketFactory {
     val trusted = KeyStore.getInstance(KeyStore.getDefaultType()).apply { load(null, null) }
     val added = CertificateFactory.getInstance("X.509").generateCertificates(certificates)
     for ((index, certificate) in (added + systemCertificates()).withIndex()) {

@@ -37,10 +37,10 @@ private const val PIECE = 1 shl 14
 private const val LONGEST_TEXT = 200
 
 /** The other side broke RFC 6455, or closed. */
-class WebSocketError(message: String) : IOException(message)
+internal class WebSocketError(message: String) : IOException(message)
 
 /** The handshake was answered with HTTP [status] and [text]. [page]: by a web page, so it is not a verifier. */
-class HandshakeRefused(val status: Int, val text: String, val page: Boolean) : IOException(text)
+internal class HandshakeRefused(val status: Int, val text: String, val page: Boolean) : IOException(text)
 
 /**
  * A client's end of a WebSocket (RFC 6455) over an open [socket]: binary messages, no extensions.
@@ -209,7 +209,7 @@ internal class WebSocket(private val socket: Socket, private val longest: Int) {
 }
 
 /** Size of one WebSocket frame around [payload] bytes (RFC 6455, section 5.2). */
-fun frameBytes(payload: Int, masked: Boolean): Long {
+internal fun frameBytes(payload: Int, masked: Boolean): Long {
     val header = if (payload < 126) 2 else if (payload < 65536) 4 else 10
     return header + (if (masked) 4L else 0L) + payload
 }

@@ -3,20 +3,20 @@ package dev.outrider.core.protocol
 import kotlin.math.abs
 
 /** Bounds of a constraint: biases and how large each is either way, characters of a schema. */
-const val MAX_BIASES = 1024
-const val MAX_BIAS = 100f
-const val MAX_SCHEMA = 1 shl 15
+internal const val MAX_BIASES = 1024
+internal const val MAX_BIAS = 100f
+internal const val MAX_SCHEMA = 1 shl 15
 
 /** What a verifier can obey, as bits of [Welcome.constraints]: biases and penalties; JSON grammars; tools. */
-const val OBEYS_BIAS = 1
-const val OBEYS_JSON = 2
-const val OBEYS_TOOLS = 4
+internal const val OBEYS_BIAS = 1
+internal const val OBEYS_JSON = 2
+internal const val OBEYS_TOOLS = 4
 
 /** Kinds of grammar: none, any JSON object, JSON that a schema describes, text or calls of functions. */
-const val GRAMMAR_NONE = 0
-const val GRAMMAR_JSON_OBJECT = 1
-const val GRAMMAR_JSON_SCHEMA = 2
-const val GRAMMAR_TOOLS = 3
+internal const val GRAMMAR_NONE = 0
+internal const val GRAMMAR_JSON_OBJECT = 1
+internal const val GRAMMAR_JSON_SCHEMA = 2
+internal const val GRAMMAR_TOOLS = 3
 
 /**
  * What an answer is held to beside its sampling parameters; the verifier's part of every draw (docs/protocol.md).
@@ -25,7 +25,7 @@ const val GRAMMAR_TOOLS = 3
  * JSON schema of [GRAMMAR_JSON_SCHEMA] or the tools of [GRAMMAR_TOOLS], as text. Raises [IllegalArgumentException]
  * outside these bounds.
  */
-data class Constraint(
+internal data class Constraint(
     val begin: Int,
     val frequencyPenalty: Double = 0.0,
     val presencePenalty: Double = 0.0,

@@ -4,14 +4,14 @@ import java.nio.ByteBuffer
 import java.nio.ByteOrder
 
 /** Points of a curve on the wire at most. */
-const val MAX_POINTS = 16
+internal const val MAX_POINTS = 16
 
 /**
  * What a verifier's steps cost, as WELCOME tells: seconds a step takes against its tokens (all sessions').
  *
  * Points ascend; straight lines between them. Devices shape trees and choose modes by it.
  */
-data class CostCurve(val tokens: List<Long>, val seconds: List<Double>) {
+internal data class CostCurve(val tokens: List<Long>, val seconds: List<Double>) {
     /** Seconds of a step of so many tokens; beyond the last point the last line goes on. */
     fun at(count: Double): Double {
         if (count <= tokens[0] || tokens.size == 1) return seconds[0]

@@ -2,7 +2,7 @@
 package dev.outrider.core.protocol
 
 /** Why an answer ended. Text that nobody verified is marked as such, however the answer ended. */
-enum class FinishReason {
+public enum class FinishReason {
     /** Its own end, or a stop string. */
     STOP,
 
@@ -25,7 +25,7 @@ enum class FinishReason {
     FAILED;
 
     /** The text is complete as far as it may be. */
-    val complete: Boolean get() = this == STOP || this == LENGTH || this == TOOL_CALLS
+    public val complete: Boolean get() = this == STOP || this == LENGTH || this == TOOL_CALLS
 }
 
 /** Whether an answer that may call functions has called some, and all of its calls are whole. */

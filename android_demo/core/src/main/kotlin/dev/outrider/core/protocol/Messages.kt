@@ -6,21 +6,21 @@
 package dev.outrider.core.protocol
 
 /** What travels in one frame; [type] is its first value. */
-sealed interface Message {
+internal sealed interface Message {
     val type: Int
 }
 
 /** What a device sends. */
-sealed interface ClientMessage : Message
+internal sealed interface ClientMessage : Message
 
 /** What a verifier sends. */
-sealed interface ServerMessage : Message
+internal sealed interface ServerMessage : Message
 
 /**
  * Comes first. targetHash, drafterHash: the bundle's; client: who asks, for logs; arithmetic: that an answer was begun
  * in, "" for none: only a verifier that computes so may continue it.
  */
-data class Hello(
+internal data class Hello(
     val protocol: Int,
     val targetHash: String,
     val drafterHash: String,
@@ -37,7 +37,7 @@ data class Hello(
  * now; costs: of [CostCurve.unpack], empty where the server does not know; constraints: what it can obey, OBEYS_*;
  * arithmetic: how it computes the target, such as "torch-float32", "" where it does not say.
  */
-class Welcome(
+internal class Welcome(
     val protocol: Long,
     val targetHash: String,
     val drafterHash: String,
@@ -58,12 +58,12 @@ class Welcome(
 }
 
 /** Why a verifier that computes in [here] may not continue an answer begun in [begun], for people. */
-fun otherArithmetic(begun: String, here: String): String =
+internal fun otherArithmetic(begun: String, here: String): String =
     "the answer was begun in $begun arithmetic, and this verifier computes in $here; " +
         "another one at this address may continue it"
 
 /** Whether [text] may name an arithmetic: printable ASCII, as people read it. */
-fun isArithmetic(text: String): Boolean = text.length <= 64 && text.all { it in ' '..'~' }
+internal fun isArithmetic(text: String): Boolean = text.length <= 64 && text.all { it in ' '..'~' }
 
 /**
  * Begin or resume: the verifier needs nothing else to take a session over from another replica.
@@ -72,7 +72,7 @@ fun isArithmetic(text: String): Boolean = text.length <= 64 && text.all { it in 
  * ids of prompt and committed text; rows 0..featuresHave-1 need not be sent; constraint: only to a verifier that said
  * that it can obey it.
  */
-class Open(
+internal class Open(
     val stream: Int,
     val session: ByteArray,
     val seq: Long,
@@ -85,17 +85,17 @@ class Open(
 }
 
 /** cached: rows of key/value found alive (0 after a restart or an eviction). */
-data class Opened(val stream: Int, val committed: Int, val cached: Int) : ServerMessage {
+internal data class Opened(val stream: Int, val committed: Int, val cached: Int) : ServerMessage {
     override val type get() = 4
 }
 
 /** Rows ([unpackRows]) of the positions start and on that the device lacks; the newest are sent first. */
-class Features(val stream: Int, val start: Int, val rows: ByteArray) : ServerMessage {
+internal class Features(val stream: Int, val start: Int, val rows: ByteArray) : ServerMessage {
     override val type get() = 5
 }
 
 /** A tree below baseLen committed tokens: uint32 token ids, and a parent byte per node, 255 = root. */
-class Verify(
+internal class Verify(
     val stream: Int,
     val seq: Long,
     val baseLen: Int,
@@ -112,7 +112,7 @@ class Verify(
  * finish: [FINISH_NONE] or why the text ends; rows: of positions `baseLen-1 .. baseLen-1+accepted.size`; queueUs,
  * engineUs: microseconds that the round waited for the engine and that this took.
  */
-class Verdict(
+internal class Verdict(
     val stream: Int,
     val seq: Long,
     val baseLen: Int,
@@ -130,17 +130,17 @@ class Verdict(
     val path: List<Int> get() = accepted.map { it.toInt() and 0xFF }
 }
 
-const val FINISH_NONE = 0
-const val FINISH_EOS = 1
-const val FINISH_LENGTH = 2
+internal const val FINISH_NONE = 0
+internal const val FINISH_EOS = 1
+internal const val FINISH_LENGTH = 2
 
 /** The VERIFY hung below another length than the verifier's: OPEN again with what you hold committed. */
-data class Resync(val stream: Int, val committed: Int) : ServerMessage {
+internal data class Resync(val stream: Int, val committed: Int) : ServerMessage {
     override val type get() = 8
 }
 
 /** The target decodes alone: VERDICTs with empty paths, one per token. rows: each with that of position baseLen-1. */
-data class Generate(
+internal data class Generate(
     val stream: Int,
     val seq: Long,
     val baseLen: Int,
@@ -151,17 +151,17 @@ data class Generate(
 }
 
 /** Stop a [Generate], or drop a [Verify] that waits. The session stays. */
-data class Cancel(val stream: Int) : ClientMessage {
+internal data class Cancel(val stream: Int) : ClientMessage {
     override val type get() = 10
 }
 
 /** The session is over; the verifier may forget it. (A lost socket is not a CLOSE.) */
-data class Close(val stream: Int) : ClientMessage {
+internal data class Close(val stream: Int) : ClientMessage {
     override val type get() = 11
 }
 
 /** code: one of ERR_*; stream -1: the connection. */
-data class Error(
+internal data class Error(
     val code: Int,
     val text: String,
     val stream: Int = -1,
@@ -181,24 +181,24 @@ internal fun ServerMessage.concerns(stream: Int): Boolean = when (this) {
 }
 
 /** A message that is not understood. */
-const val ERR_MALFORMED = 1
+internal const val ERR_MALFORMED = 1
 
 /** Protocol, target, drafter, or the arithmetic that HELLO asks for differ; the connection is closed. */
-const val ERR_MISMATCH = 2
+internal const val ERR_MISMATCH = 2
 
 /** A field is out of the model's range. */
-const val ERR_BOUNDS = 3
+internal const val ERR_BOUNDS = 3
 
 /** No such stream on this connection: OPEN first. */
-const val ERR_UNKNOWN = 4
+internal const val ERR_UNKNOWN = 4
 
 /** No room now; retry after retryAfterMs. */
-const val ERR_BUSY = 6
+internal const val ERR_BUSY = 6
 
 /** The context is full. */
-const val ERR_TOO_LONG = 7
+internal const val ERR_TOO_LONG = 7
 
 /** The verifier ends; it finishes what is under way: OPEN elsewhere, or again after retryAfterMs. */
-const val ERR_GOING_AWAY = 9
+internal const val ERR_GOING_AWAY = 9
 
 internal val EMPTY = ByteArray(0)

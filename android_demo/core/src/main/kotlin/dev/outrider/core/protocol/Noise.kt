@@ -17,7 +17,7 @@ import kotlin.math.ln
 private const val GOLDEN = 0x9E3779B9.toInt()
 
 /** MurmurHash3's 32-bit finaliser. */
-fun fmix32(value: Int): Int {
+internal fun fmix32(value: Int): Int {
     var h = value
     h = (h xor (h ushr 16)) * 0x85EBCA6B.toInt()
     h = (h xor (h ushr 13)) * 0xC2B2AE35.toInt()
@@ -25,7 +25,7 @@ fun fmix32(value: Int): Int {
 }
 
 /** The noise of one [position], the absolute index of the token being drawn, under a [seed] of 63 bits. */
-class Noise(seed: Long, position: Int) {
+internal class Noise(seed: Long, position: Int) {
     private val key: Int
 
     init {

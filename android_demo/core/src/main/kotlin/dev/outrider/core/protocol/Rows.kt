@@ -4,7 +4,7 @@ import java.nio.ByteBuffer
 import java.nio.ByteOrder
 
 /** Of a feature row. heads: the drafter's cross-attention KV heads; headDim: values per head. */
-data class RowShape(val heads: Int, val headDim: Int) {
+internal data class RowShape(val heads: Int, val headDim: Int) {
     /** Bytes of one head's values, two of them in each. */
     val width: Int get() = (headDim + 1) / 2
 
@@ -22,7 +22,7 @@ data class RowShape(val heads: Int, val headDim: Int) {
  * little-endian and row-major. A byte holds two values of a head, the first in its low half, in two's complement.
  * Returns float32 `[n, 2, heads, headDim]`, flat. Raises [IllegalArgumentException] on a wrong length.
  */
-fun unpackRows(data: ByteArray, shape: RowShape): FloatArray {
+internal fun unpackRows(data: ByteArray, shape: RowShape): FloatArray {
     require(data.size % shape.bytes == 0) { "${data.size} bytes of rows are not a multiple of ${shape.bytes}" }
     val groups = data.size / shape.bytes * 2 * shape.heads
     val scales = ByteBuffer.wrap(data).order(ByteOrder.LITTLE_ENDIAN)

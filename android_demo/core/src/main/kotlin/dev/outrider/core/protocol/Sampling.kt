@@ -9,7 +9,7 @@ import kotlin.math.ln
  * temperature 0..100; topK = 0 keeps every token; topP in (0, 1]; minP in 0..1, relative to the most likely token;
  * seed: 63 bits. Raises [IllegalArgumentException] outside these bounds.
  */
-data class Sampling(
+public data class Sampling(
     val temperature: Double = 0.0,
     val topK: Long = 0,
     val topP: Double = 1.0,
@@ -33,7 +33,7 @@ data class Sampling(
  * Temperature first, then top-k, then top-p, then min-p, each on what the one before left. For greedy parameters: the
  * log-softmax at temperature 1.
  */
-fun logProbs(logits: FloatArray, sampling: Sampling): DoubleArray = logProbs(doubles(logits), sampling)
+internal fun logProbs(logits: FloatArray, sampling: Sampling): DoubleArray = logProbs(doubles(logits), sampling)
 
 /** The same of logits in [Double]. */
 internal fun logProbs(logits: DoubleArray, sampling: Sampling): DoubleArray {
@@ -66,7 +66,8 @@ internal fun logProbs(logits: DoubleArray, sampling: Sampling): DoubleArray {
  * The verifier draws by this rule, so what it emits depends on logits, parameters, seed and position and on nothing
  * else: no draft tree, batch or outage can change it.
  */
-fun draw(logits: FloatArray, sampling: Sampling, position: Int): Int = draw(doubles(logits), sampling, position)
+internal fun draw(logits: FloatArray, sampling: Sampling, position: Int): Int =
+    draw(doubles(logits), sampling, position)
 
 /** The same from logits in [Double]. */
 internal fun draw(logits: DoubleArray, sampling: Sampling, position: Int): Int {

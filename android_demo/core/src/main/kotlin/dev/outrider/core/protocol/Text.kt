@@ -2,7 +2,7 @@
 package dev.outrider.core.protocol
 
 /** What decoders write for bytes that are not a character, or not yet one. */
-const val REPLACEMENT = '\uFFFD'
+internal const val REPLACEMENT = '\uFFFD'
 
 /** A UTF-8 character has at most four bytes, so more tokens than this never wait for one character. */
 private const val CHARACTER_TOKENS = 4
@@ -16,7 +16,7 @@ private const val WINDOW_TOKENS = 64
  * decode is the tokenizer's, without special tokens. Decoding one token alone loses bytes and spaces, so a window is
  * decoded: the tokens of the last piece, whose text is known, then those still unsent.
  */
-class Detokeniser(private val decode: (List<Int>) -> String) {
+internal class Detokeniser(private val decode: (List<Int>) -> String) {
     private var context = emptyList<Int>()
     private var pending = emptyList<Int>()
 
@@ -65,7 +65,7 @@ class Detokeniser(private val decode: (List<Int>) -> String) {
 }
 
 /** Cuts text at the stop string that is complete first, wherever the borders of the pieces lie. */
-class StopStrings(private val stops: List<String> = emptyList()) {
+internal class StopStrings(private val stops: List<String> = emptyList()) {
     /** A stop string was found: no more text comes. */
     var hit = false
         private set

@@ -1,13 +1,13 @@
 package dev.outrider.core.protocol
 
 /** The parent of the root's children; 255 on the wire. */
-const val ROOT = -1
+internal const val ROOT = -1
 
 /** A parent is one byte on the wire and 255 means the root. */
-const val MAX_NODES = 255
+internal const val MAX_NODES = 255
 
 /** A list of tokens and parents is not a valid tree. */
-class TreeError(message: String) : IllegalArgumentException(message)
+internal class TreeError(message: String) : IllegalArgumentException(message)
 
 /**
  * A draft tree: it hangs below the committed sequence's last token, the root, which is implicit.
@@ -15,7 +15,7 @@ class TreeError(message: String) : IllegalArgumentException(message)
  * `tokens[i]` is node i's token id, `parents[i]` its parent node or [ROOT]; parents come before their children.
  * Raises [TreeError] on anything else.
  */
-class TokenTree(val tokens: List<Int> = emptyList(), val parents: List<Int> = emptyList()) {
+internal class TokenTree(val tokens: List<Int> = emptyList(), val parents: List<Int> = emptyList()) {
     /** Levels below the root, from 1. */
     val depths: IntArray = IntArray(tokens.size)
 

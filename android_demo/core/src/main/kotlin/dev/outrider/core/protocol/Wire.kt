@@ -22,28 +22,28 @@ package dev.outrider.core.protocol
 import java.nio.ByteBuffer
 import java.nio.ByteOrder
 
-const val SUBPROTOCOL = "outrider.v1"
-const val PROTOCOL_VERSION = 1
+internal const val SUBPROTOCOL = "outrider.v1"
+internal const val PROTOCOL_VERSION = 1
 
 /** Largest frame that the device accepts, in bytes. */
-const val MAX_SERVER_FRAME = 1 shl 20
+internal const val MAX_SERVER_FRAME = 1 shl 20
 
 /** Streams of one connection. */
-const val STREAMS = 1 shl 16
+internal const val STREAMS = 1 shl 16
 
 private const val PADDING_MARK = 0x80.toByte()
 
 /** A frame that cannot be understood: truncated, out of range, wrong type, broken padding. */
-class WireError(message: String) : Exception(message)
+internal class WireError(message: String) : Exception(message)
 
 /** The frame size that so many bytes are padded to: steps of 64 up to 1 KiB, then of 512. */
-fun bucket(size: Int): Int {
+internal fun bucket(size: Int): Int {
     val step = if (size <= 1024) 64 else 512
     return (size + step - 1) / step * step
 }
 
 /** A padded frame. */
-fun encode(message: Message): ByteArray {
+internal fun encode(message: Message): ByteArray {
     val fields = fieldsOf(message)
     val writer = PackWriter()
     writer.array(1 + fields.size)
@@ -107,7 +107,7 @@ private fun fieldsOf(constraint: Constraint): List<Any> = with(constraint) {
 }
 
 /** What a verifier sent. Raises [WireError] and nothing else, whatever the bytes. */
-fun decodeServer(frame: ByteArray): ServerMessage {
+internal fun decodeServer(frame: ByteArray): ServerMessage {
     val end = frame.indexOfLast { it != 0.toByte() }
     if (end < 0 || frame[end] != PADDING_MARK) throw WireError("frame without padding mark")
     val fields = Fields(PackReader(frame.copyOf(end)))
@@ -173,11 +173,11 @@ private class Fields(val reader: PackReader) {
 }
 
 /** Token ids as uint32, little-endian. */
-fun packIds(ids: List<Int>): ByteArray {
+internal fun packIds(ids: List<Int>): ByteArray {
     val buffer = ByteBuffer.allocate(4 * ids.size).order(ByteOrder.LITTLE_ENDIAN)
     ids.forEach(buffer::putInt)
     return buffer.array()
 }
 
 /** A tree's parents as VERIFY carries them. */
-fun packParents(tree: TokenTree): ByteArray = ByteArray(tree.size) { tree.parents[it].toByte() }
+internal fun packParents(tree: TokenTree): ByteArray = ByteArray(tree.size) { tree.parents[it].toByte() }

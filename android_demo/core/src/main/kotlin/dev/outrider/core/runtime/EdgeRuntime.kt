@@ -14,6 +14,7 @@ import dev.outrider.core.events.Event
 import dev.outrider.core.events.Finished
 import dev.outrider.core.link.LOOPBACK
 import dev.outrider.core.link.Link
+import dev.outrider.core.link.LinkEvent
 import dev.outrider.core.link.LinkRefused
 import dev.outrider.core.link.Traffic
 import dev.outrider.core.protocol.Close
@@ -44,34 +45,45 @@ import java.security.SecureRandom
 import java.util.concurrent.atomic.AtomicBoolean
 import javax.net.ssl.SSLSocketFactory
 import kotlinx.coroutines.Dispatchers
+import kotlinx.coroutines.NonCancellable
 import kotlinx.coroutines.channels.Channel
 import kotlinx.coroutines.flow.Flow
 import kotlinx.coroutines.flow.buffer
 import kotlinx.coroutines.flow.emitAll
 import kotlinx.coroutines.flow.flow
 import kotlinx.coroutines.flow.flowOn
+import kotlinx.coroutines.flow.onEach
+import kotlinx.coroutines.withContext
 
 /** How long close waits for a thread: an engine step or two. */
 private const val CLOSE_SECONDS = 5L
 
 /**
- * policy: who writes, and what becomes of text written alone. shape: the largest trees. shaping: choose smaller ones
- * where they bring more tokens per second. ahead: draft on while a verdict is awaited; null: where that makes rounds
- * shorter. mode: pinned; null: whichever is faster. lookup: draft what followed when this text, or an
- * earlier answer of this runtime, stood at the same tokens. token: for an address that asks for one. tls: whom to trust
- * ([trusting]). clearText: hosts that may be spoken to without TLS.
+ * What an app decides. policy: who writes, and what becomes of text written alone. lookup: draft what followed when
+ * this text, or an earlier answer of this runtime, stood at the same tokens. token: for an address that asks for one.
+ * tls: whom to trust ([trusting]). clearText: hosts that may be spoken to without TLS. logger: takes what a developer
+ * wants to know.
  */
-data class Options(
+public data class Options(
     val policy: Policy = Policy(),
-    val shape: TreeShape = LARGEST,
     val patience: Patience = Patience(),
-    val shaping: Boolean = true,
-    val ahead: Boolean? = null,
-    val mode: Mode? = null,
     val lookup: Boolean = true,
     val token: String? = null,
     val tls: SSLSocketFactory? = null,
     val clearText: Set<String> = LOOPBACK,
+    val logger: Logger? = null,
+)
+
+/**
+ * What is measured otherwise, for benchmarks and tests. shaping: choose smaller trees than [shape] where they bring
+ * more tokens per second. ahead: draft on while a verdict is awaited; null: where that makes rounds shorter. mode:
+ * null: whichever is faster.
+ */
+internal data class Pinned(
+    val shape: TreeShape = LARGEST,
+    val shaping: Boolean = true,
+    val ahead: Boolean? = null,
+    val mode: Mode? = null,
 )
 
 /**
@@ -84,7 +96,7 @@ data class Options(
  * responseFormat or tools the target alone writes, and such an answer waits where there is no link. Calls stand in the
  * text as `<tool_call>`; a prompt of token ids has to describe the tools itself.
  */
-data class Request(
+public data class Request(
     val maxNewTokens: Int = 256,
     val sampling: Sampling = Sampling(),
     val stop: List<String> = emptyList(),
@@ -106,27 +118,33 @@ data class Request(
  *
  *     EdgeRuntime(Bundle.open(folder), engine, "wss://verifier.example").use { runtime ->
  *         runtime.start()
- *         runtime.generate("Why is the sky blue?").collect { show(it.verified, it.provisional) }
+ *         val shown = Shown()
+ *         runtime.generate("Why is the sky blue?").collect { shown.add(it); draw(shown.verified, shown.provisional) }
  *     }
  *
  * A bundle, its engine and one link; one answer at a time. server: `host:port`, `ws://...` or `wss://...` of a
  * verifier; null: write alone. understudy: what writes when the verifier is silent; null: the drafter alone. The engine
  * and the understudy are closed with the runtime. Raises [LinkRefused] for an address that cannot be used.
  */
-class EdgeRuntime(
+public class EdgeRuntime internal constructor(
     private val bundle: Bundle,
     private val engine: Engine,
     server: String?,
-    private val options: Options = Options(),
-    private val understudy: Understudy? = null,
+    private val options: Options,
+    private val understudy: Understudy?,
+    private val pinned: Pinned,
 ) : Closeable {
+    public constructor(
+        bundle: Bundle, engine: Engine, server: String?, options: Options = Options(), understudy: Understudy? = null,
+    ) : this(bundle, engine, server, options, understudy, Pinned())
+
     private val alone = server == null || options.policy.writer == WhoWrites.DEVICE_ONLY
     private val policy = if (alone) options.policy.copy(writer = WhoWrites.DEVICE_ONLY) else options.policy
     private val manifest = bundle.manifest
     private val inbox = Channel<InboxEvent>(Channel.UNLIMITED)
     private val link = if (alone) null else Link(
         server!!, Hello(PROTOCOL_VERSION, manifest.targetHash, manifest.drafterHash, "outrider-kotlin"),
-        { inbox.trySend(InboxEvent.Linked(it)) }, options.token, options.tls, options.clearText,
+        ::linked, options.token, options.tls, options.clearText,
     )
     private val worker = DrafterThread(
         Drafter(
@@ -135,7 +153,7 @@ class EdgeRuntime(
         ),
     )
     private val understudyThread = understudy?.let(::UnderstudyThread)
-    private val controller = Controller(Pace(), options.mode)
+    private val controller = Controller(Pace(), pinned.mode)
     private val timer = RoundTimer()
     private val busy = AtomicBoolean()
     private var sessionId = ByteArray(16).also(SecureRandom()::nextBytes)
@@ -151,26 +169,31 @@ class EdgeRuntime(
      * Write it down after every event that matters to you: an app that is killed in mid-answer then loses nothing.
      */
     @Volatile
-    var record: AnswerRecord? = null
+    public var record: AnswerRecord? = null
         private set
 
     /** Bytes on the wire since the runtime began; null if no verifier is contacted. */
-    val traffic: Traffic? get() = link?.traffic
+    public val traffic: Traffic? get() = link?.traffic
 
     /** Why there is no connection; "" while there is one, none was tried yet or none is contacted. */
-    val linkError: String get() = link?.error.orEmpty()
+    public val linkError: String get() = link?.error.orEmpty()
 
     /** Seconds between HELLO and WELCOME of the last connection; null before the first. */
-    val roundTrip: Double? get() = link?.roundTrip
+    public val roundTrip: Double? get() = link?.roundTrip
 
     /** Begin to connect; once. */
-    fun start() {
+    public fun start() {
         link?.start()
+    }
+
+    private fun linked(event: LinkEvent) {
+        logged(event)?.let { options.logger?.log(it, null) }
+        inbox.trySend(InboxEvent.Linked(event))
     }
 
     /**
      * Cancel the answer on its way, tell the verifier to forget the conversation, hang up and stop the threads and
-     * engines. May take seconds: not for an app's main thread.
+     * engines. May take seconds: [shutdown] is for an app's main thread.
      */
     override fun close() {
         inbox.trySend(InboxEvent.Asked(InboxEvent.Wish.CANCEL))
@@ -180,68 +203,74 @@ class EdgeRuntime(
         understudyThread?.close(CLOSE_SECONDS)
     }
 
+    /** As [close], on another thread; it is carried out even if the caller is cancelled meanwhile. */
+    public suspend fun shutdown(): Unit = withContext(NonCancellable + Dispatchers.IO) { close() }
+
     /** Answer a question: as [generate] of one message by the user. */
-    fun generate(question: String, request: Request = Request()): Flow<Event> =
+    public fun generate(question: String, request: Request = Request()): Flow<Event> =
         generate(listOf(ChatMessage("user", question)), request)
 
     /**
-     * Answer a conversation. The flow's last event is [Finished]; to stop collecting cancels the answer.
+     * Answer a conversation. The flow is cold: to collect it asks, on threads that are not the collector's, and to stop
+     * collecting cancels the answer. Its last event is [Finished].
      *
-     * Raises [IllegalArgumentException] on a prompt that leaves no room, and on what nobody could hold the answer to;
-     * while it is collected, [IllegalStateException] if another answer is on its way, or, behind [Finished], what the
-     * engine threw.
+     * The collector gets an [IllegalArgumentException] on a prompt that leaves no room, and on what nobody could hold
+     * the answer to; an [IllegalStateException] if another answer is on its way; and behind [Finished] what the engine
+     * threw.
      */
-    fun generate(messages: List<ChatMessage>, request: Request = Request()): Flow<Event> =
-        generateFromIds(bundle.renderChat(messages, toolUseOf(request)?.prompt.orEmpty()), request)
+    public fun generate(messages: List<ChatMessage>, request: Request = Request()): Flow<Event> =
+        asked(request) { bundle.renderChat(messages, toolUseOf(request)?.prompt.orEmpty()) }
 
     /** Answer token ids [prompt]. */
-    fun generateFromIds(prompt: List<Int>, request: Request = Request()): Flow<Event> {
-        require(prompt.size in 1 until manifest.maxContext) {
-            "the prompt has ${prompt.size} tokens; 1 to ${manifest.maxContext - 1} fit this bundle"
-        }
-        require(prompt.all { it in 0 until manifest.vocabSize }) {
-            "token ids of the prompt must be at least 0 and below ${manifest.vocabSize}"
-        }
-        val constraint = constraintOf(prompt.size, manifest.vocabSize, request, toolUseOf(request))
-        checkSupported(constraint, policy)
-        return answer(request.stop.filter(String::isNotEmpty)) {
+    public fun generateFromIds(prompt: List<Int>, request: Request = Request()): Flow<Event> = asked(request) { prompt }
+
+    private fun asked(request: Request, render: () -> List<Int>): Flow<Event> =
+        answer(request.stop.filter(String::isNotEmpty)) {
+            val prompt = render()
+            require(prompt.size in 1 until manifest.maxContext) {
+                "the prompt has ${prompt.size} tokens; 1 to ${manifest.maxContext - 1} fit this bundle"
+            }
+            require(prompt.all { it in 0 until manifest.vocabSize }) {
+                "token ids of the prompt must be at least 0 and below ${manifest.vocabSize}"
+            }
+            val constraint = constraintOf(prompt.size, manifest.vocabSize, request, toolUseOf(request))
+            checkSupported(constraint, policy)
             stream = (stream + 1) % STREAMS
             begin(prompt, request.sampling, request.maxNewTokens, constraint)
         }
-    }
 
     /**
-     * Continue an answer that [record] described, perhaps in a process that has ended. Events as of [generate].
-     *
-     * Raises [IllegalArgumentException] on a record of another target.
+     * Continue an answer that [record] described, perhaps in a process that has ended. Events as of [generate]; the
+     * first brings the text so far. The collector gets an [IllegalArgumentException] on a record of another target.
      */
-    fun resume(record: AnswerRecord): Flow<Event> {
+    public fun resume(record: AnswerRecord): Flow<Event> = answer(record.stop) {
         require(record.target == manifest.targetHash) {
             "the record is of another target than this bundle's; ask again"
         }
         checkSupported(record.constraint, policy)
-        return answer(record.stop) {
-            sessionId = record.session
-            stream = record.stream
-            begin(record.prompt, record.sampling, record.maxNew, record.constraint).also { restore(it, record) }
-        }
+        sessionId = record.session
+        stream = record.stream
+        begin(record.prompt, record.sampling, record.maxNew, record.constraint).also { restore(it, record) }
     }
 
     /** Write nothing alone until [proceed], e.g. as the battery is low. The target's text goes on coming. */
-    fun pause() {
+    public fun pause() {
         inbox.trySend(InboxEvent.Asked(InboxEvent.Wish.PAUSE))
     }
 
     /** Write alone again where the policy lets. */
-    fun proceed() {
+    public fun proceed() {
         inbox.trySend(InboxEvent.Asked(InboxEvent.Wish.PROCEED))
     }
 
     private fun answer(stop: List<String>, begin: () -> Session): Flow<Event> = flow {
         var failure: Exception? = null // raised behind the last event, which it would overtake otherwise
         emitAll(written(stop, begin) { failure = it }.buffer(Channel.UNLIMITED).flowOn(Dispatchers.Default))
-        failure?.let { throw it }
-    }
+        failure?.let {
+            options.logger?.log("an engine failed: ${it.message}", it)
+            throw it
+        }
+    }.onEach { event -> logged(event)?.let { options.logger?.log(it, null) } }
 
     private fun written(stop: List<String>, begin: () -> Session, failed: (Exception) -> Unit): Flow<Event> = flow {
         check(busy.compareAndSet(false, true)) {
@@ -273,7 +302,7 @@ class EdgeRuntime(
      * What drafts look up stands in memory alone, and is bounded. An answer on its way goes on, and is forgotten when
      * it is over. From any thread.
      */
-    fun forget() = synchronized(memory) {
+    public fun forget(): Unit = synchronized(memory) {
         text = emptyList()
         rowsSeen = RowsSeen()
         forgotten = true
@@ -294,7 +323,7 @@ class EdgeRuntime(
             ids, sampling, manifest.eosIds, maxNew, manifest.maxContext, manifest.rowShape, sessionId, stream,
             rowsKept, options.patience, timer,
             if (constraint.unsupported) policy.copy(writer = WhoWrites.CLOUD_ONLY) else policy,
-            Tuning(controller, options.shape, options.shaping, options.ahead), understudy?.present() == true,
+            Tuning(controller, pinned.shape, pinned.shaping, pinned.ahead), understudy?.present() == true,
             bundle.sentenceEnds, constraint = constraint, drafter = manifest.hasDrafter,
         )
     }

@@ -23,30 +23,30 @@ private const val MAX_PENALTY = 2.0
 private const val NO_GRAMMARS = "no grammar library runs here"
 
 /** The form of an answer; null in its place: any text. */
-sealed interface ResponseFormat {
+public sealed interface ResponseFormat {
     /** One JSON object, whatever is in it. */
-    object JsonObject : ResponseFormat
+    public object JsonObject : ResponseFormat
 
     /** JSON that obeys [schema], a JSON schema as text; the verifier says which it cannot obey. */
-    data class JsonSchema(val schema: String) : ResponseFormat
+    public data class JsonSchema(val schema: String) : ResponseFormat
 }
 
 /** Which of the tools an answer calls. */
-sealed interface ToolChoice {
+public sealed interface ToolChoice {
     /** None: the functions are left out of the prompt. */
-    object None : ToolChoice
+    public object None : ToolChoice
 
     /** Text, or calls. */
-    object Auto : ToolChoice
+    public object Auto : ToolChoice
 
     /** Calls alone. */
-    object Required : ToolChoice
+    public object Required : ToolChoice
 
     /** One call of this function. */
-    data class Named(val name: String) : ToolChoice
+    public data class Named(val name: String) : ToolChoice
 
     /** These alone, though the prompt describes all; required: calls alone. */
-    data class Allowed(val names: Set<String>, val required: Boolean = false) : ToolChoice
+    public data class Allowed(val names: Set<String>, val required: Boolean = false) : ToolChoice
 }
 
 /** What the prompt describes, and the rules of calls as the wire has them. */

@@ -6,40 +6,40 @@ import dev.outrider.core.protocol.FinishReason
 import dev.outrider.core.speed.DraftSize
 import dev.outrider.core.speed.TreeSize
 
-sealed interface Action
+internal sealed interface Action
 
 /** Give [message] to the link. */
-class Send(val message: ClientMessage) : Action
+internal class Send(val message: ClientMessage) : Action
 
 /** From now on let only verifiers that compute in [arithmetic] answer, or say nothing of how they compute. */
-data class Pin(val arithmetic: String) : Action
+internal data class Pin(val arithmetic: String) : Action
 
 /**
  * Draft a tree of at most [size] below [prefix]; answer with [Session.treeReady]. Where its depth is 0, only the bonus
  * token is wanted.
  */
-data class DraftTree(val prefix: List<Int>, val version: Int, val size: TreeSize) : Action
+internal data class DraftTree(val prefix: List<Int>, val version: Int, val size: TreeSize) : Action
 
 /**
  * Let the understudy draft a chain of [tokens] tokens behind [prefix]; answer with [Session.treeReady], where the
  * seconds are those of the draft's steps: those of what was known, and of reading the text, do not count.
  */
-data class DraftChain(val prefix: List<Int>, val version: Int, val tokens: Int) : Action
+internal data class DraftChain(val prefix: List<Int>, val version: Int, val tokens: Int) : Action
 
 /**
  * Draft a tree below [prefix], or a chain of the understudy behind it, that is not sent: what comes of it is seen in
  * the stream. Answer with [Session.treeCompared].
  */
-data class Compare(val prefix: List<Int>, val size: DraftSize) : Action
+internal data class Compare(val prefix: List<Int>, val size: DraftSize) : Action
 
 /**
  * Grow the tree that was just sent on, where [Session.draftsAhead], until the session's version changes; behind a
  * chain, the understudy writes on.
  */
-data class DraftAhead(val version: Int) : Action
+internal data class DraftAhead(val version: Int) : Action
 
 /** Let [writer] write one token behind [prefix]; answer with [Session.tokenWritten]. */
-data class WriteToken(val prefix: List<Int>, val version: Int, val writer: Writer = Writer.DRAFTER) : Action
+internal data class WriteToken(val prefix: List<Int>, val version: Int, val writer: Writer = Writer.DRAFTER) : Action
 
 /**
  * Let the understudy read [prefix]; answer with [Session.textRead].
@@ -47,37 +47,37 @@ data class WriteToken(val prefix: List<Int>, val version: Int, val writer: Write
  * It says how many of the tokens from [base] on the understudy would have written itself, up to the first that it would
  * not. The reading may be given up once [Session.stillReads] is false; it says null then.
  */
-data class ReadText(val prefix: List<Int>, val base: Int) : Action
+internal data class ReadText(val prefix: List<Int>, val base: Int) : Action
 
 /** Feature rows `[n, 2, heads, headDim]`, flat, of tokens at [positions] `[n]`, which the drafter has not seen yet. */
-class AddRows(val positions: IntArray, val rows: FloatArray) : Action
+internal class AddRows(val positions: IntArray, val rows: FloatArray) : Action
 
 /** [tokens] are the target's; the first [confirmed] of them stood there as provisional already. */
-data class Commit(val tokens: List<Int>, val confirmed: Int) : Action
+internal data class Commit(val tokens: List<Int>, val confirmed: Int) : Action
 
 /** [writer] wrote [token] on its own. */
-data class Provide(val token: Int, val writer: Writer = Writer.DRAFTER) : Action
+internal data class Provide(val token: Int, val writer: Writer = Writer.DRAFTER) : Action
 
 /** From here on [writer] writes alone. why: the understudy failed, in words for people; else "". */
-data class HandOver(val writer: Writer, val why: String = "") : Action
+internal data class HandOver(val writer: Writer, val why: String = "") : Action
 
 /** The last provisional tokens, [tokens], are withdrawn: the target, or the understudy, draws otherwise. */
-data class RollBack(val tokens: List<Int>) : Action
+internal data class RollBack(val tokens: List<Int>) : Action
 
 /** [tokens], written on the device alone, stay as they are: the answer goes on behind them ([OnReturn.KEEP]). */
-data class Adopt(val tokens: List<Int>) : Action
+internal data class Adopt(val tokens: List<Int>) : Action
 
 /** The verdict is overdue or the link is down. [deadline]: when it was due. */
-data class Stall(val deadline: Double) : Action
+internal data class Stall(val deadline: Double) : Action
 
 /** The target answers again. */
-data object Resume : Action
+internal data object Resume : Action
 
 /** Writing alone stops until the target answers or somebody asks to go on. */
-data class Pause(val reason: PauseReason) : Action
+internal data class Pause(val reason: PauseReason) : Action
 
 /** The link has been silent for too long: make another connection, unless it speaks first. */
-data object Reconnect : Action
+internal data object Reconnect : Action
 
 /** The answer has ended. */
-data class Done(val reason: FinishReason) : Action
+internal data class Done(val reason: FinishReason) : Action

@@ -2,7 +2,7 @@
 package dev.outrider.core.session
 
 /** Who writes. */
-enum class WhoWrites {
+public enum class WhoWrites {
     /** The target's text; the device writes where the target is silent. */
     PREFER_CLOUD,
 
@@ -17,7 +17,7 @@ enum class WhoWrites {
 }
 
 /** What becomes of text that was written alone, when the target is back. */
-enum class OnReturn {
+public enum class OnReturn {
     /** The target's text replaces what differs from it. */
     REPAIR,
 
@@ -26,7 +26,7 @@ enum class OnReturn {
 }
 
 /** How far the device writes alone. */
-enum class Offline {
+public enum class Offline {
     /**
      * An understudy to the end of the answer; without one the drafter finishes its sentence, as more of its own is not
      * worth reading, and the answer waits for the link. [WhoWrites.DEVICE_ONLY], which waits for none, goes on.
@@ -44,7 +44,7 @@ enum class Offline {
 }
 
 /** When an understudy is loaded, where there is one. */
-enum class UnderstudyUse {
+public enum class UnderstudyUse {
     /** It reads the text when the target falls silent, and the drafter writes until it has. */
     COLD,
 
@@ -63,7 +63,7 @@ enum class UnderstudyUse {
  * back, at most: faster than anybody reads, and no more than that would be taken back. A writer that was slow, or whose
  * words replace others, makes up for a second of it. Nothing holds [WhoWrites.DEVICE_ONLY] up.
  */
-data class Policy(
+public data class Policy(
     val writer: WhoWrites = WhoWrites.PREFER_CLOUD,
     val onReturn: OnReturn = OnReturn.REPAIR,
     val offline: Offline = Offline.SENTENCE,

@@ -27,20 +27,20 @@ private const val VERSION = 1
  *
  * Raises [IllegalArgumentException] where [writers] are not the answer's.
  */
-class AnswerRecord(
-    val prompt: List<Int>,
-    val committed: List<Int>,
-    val provisional: List<Int>,
-    val writers: List<Span>,
-    val sampling: Sampling,
-    val maxNew: Int,
-    val seq: Long,
-    val stream: Int,
-    val session: ByteArray,
-    val target: String,
-    val stop: List<String>,
-    val arithmetic: String = "",
-    val constraint: Constraint? = null,
+public class AnswerRecord internal constructor(
+    public val prompt: List<Int>,
+    public val committed: List<Int>,
+    public val provisional: List<Int>,
+    public val writers: List<Span>,
+    internal val sampling: Sampling,
+    internal val maxNew: Int,
+    internal val seq: Long,
+    internal val stream: Int,
+    internal val session: ByteArray,
+    internal val target: String,
+    internal val stop: List<String>,
+    internal val arithmetic: String = "",
+    internal val constraint: Constraint? = null,
 ) {
     init {
         val ends = listOf(0) + writers.map { it.end }
@@ -50,7 +50,8 @@ class AnswerRecord(
         require(isArithmetic(arithmetic)) { "its arithmetic is not at most 64 printable characters" }
     }
 
-    fun toJson(): String = Json.write(
+    /** JSON as the Python runtime writes it, too. */
+    public fun toJson(): String = Json.write(
         mapOf(
             "version" to VERSION, "prompt" to prompt, "committed" to committed, "provisional" to provisional,
             "writers" to writers.map { listOf(it.begin, it.end, it.writer.name.lowercase()) },
@@ -63,9 +64,9 @@ class AnswerRecord(
         ),
     )
 
-    companion object {
+    public companion object {
         /** The inverse of [toJson]. Raises [IllegalArgumentException] on anything else. */
-        fun parse(json: String): AnswerRecord {
+        public fun parse(json: String): AnswerRecord {
             val fields = Json.parse(json)
             val version = fields.int("version")
             require(version == VERSION) { "the record has version $version; this program reads version $VERSION" }

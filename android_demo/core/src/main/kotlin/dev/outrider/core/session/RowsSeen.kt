@@ -4,7 +4,7 @@ import dev.outrider.core.protocol.RowShape
 import dev.outrider.core.protocol.unpackRows
 
 /** Which positions' feature rows the drafter holds. */
-class RowsSeen private constructor(private var seen: BooleanArray) {
+internal class RowsSeen private constructor(private var seen: BooleanArray) {
     constructor() : this(BooleanArray(0))
 
     /** Rows from position 0 on without a gap. */

@@ -37,7 +37,7 @@ import dev.outrider.core.speed.Tuning
  * measurements decide. drafter, understudy: there is one. constraint: of draws. obeys: the device's own writers can be
  * held to it; where not, nothing is written alone. sentenceEnds: tokens that end a sentence or a line.
  */
-class Session(
+internal class Session(
     val prompt: List<Int>,
     val sampling: Sampling,
     eosIds: Set<Int>,

@@ -5,41 +5,41 @@ import dev.outrider.core.speed.RequestKind
 import dev.outrider.core.speed.Settled
 
 /** What a session counts of its answer; seconds are as the driver measured them. */
-class SessionStats internal constructor() {
+public class SessionStats internal constructor() {
     /** Tree rounds with a verdict, catch-up rounds not counted; draft tokens accepted and nodes sent in these. */
-    var rounds = 0
-    var accepted = 0
-    var nodes = 0
+    public var rounds: Int = 0; internal set
+    public var accepted: Int = 0; internal set
+    public var nodes: Int = 0; internal set
 
     /** Of these rounds, those whose tree the understudy drafted, and tokens accepted in them. */
-    var chains = 0
-    var chained = 0
-    var catchUpRounds = 0
+    public var chains: Int = 0; internal set
+    public var chained: Int = 0; internal set
+    public var catchUpRounds: Int = 0; internal set
 
     /** VERIFY and GENERATE sent. */
-    var calls = 0
+    public var calls: Int = 0; internal set
 
     /** Tokens that the target wrote alone. */
-    var streamed = 0
+    public var streamed: Int = 0; internal set
 
     /** Between VERIFY and its verdict, rounds of drafted trees only; and of that, the verifier's engine. */
-    var waitSeconds = 0.0
-    var engineSeconds = 0.0
+    public var waitSeconds: Double = 0.0; internal set
+    public var engineSeconds: Double = 0.0; internal set
 
     /** Trees whose root could have been expanded ahead, whose root had been, and nodes expanded below such roots. */
-    var aheadRounds = 0
-    var aheadHits = 0
-    var aheadUsed = 0
+    public var aheadRounds: Int = 0; internal set
+    public var aheadHits: Int = 0; internal set
+    public var aheadUsed: Int = 0; internal set
 
     /** Tokens written alone; of these by the understudy, verified later, rolled back, or kept unverified. */
-    var provisional = 0
-    var understudy = 0
-    var kept = 0
-    var rolledBack = 0
-    var adopted = 0
-    var stalls = 0
-    var pauses = 0
-    var opens = 0
+    public var provisional: Int = 0; internal set
+    public var understudy: Int = 0; internal set
+    public var kept: Int = 0; internal set
+    public var rolledBack: Int = 0; internal set
+    public var adopted: Int = 0; internal set
+    public var stalls: Int = 0; internal set
+    public var pauses: Int = 0; internal set
+    public var opens: Int = 0; internal set
 
     /** The drafter has drafted a tree. The first one of an answer could not be drafted ahead. */
     internal fun drafted(draft: Draft) {

@@ -4,7 +4,7 @@ package dev.outrider.core.session
 import dev.outrider.core.protocol.FinishReason
 
 /** Where an answer stands; docs/design.md has the table of transitions. */
-enum class State {
+internal enum class State {
     /** No request is under way; the drafter is growing a tree, or waits for the first link. */
     DRAFTING,
 
@@ -31,16 +31,19 @@ internal fun stateOf(verifier: VerifierState, offline: OfflineWriter, finished: 
 }
 
 /** Who wrote a token of the answer. */
-enum class Writer {
+public enum class Writer {
+    /** The full model, at the verifier. */
     TARGET,
 
     /** A complete model on the device. */
     UNDERSTUDY,
+
+    /** The small model on the device that proposes tokens. */
     DRAFTER,
 }
 
 /** Why nothing is written alone. */
-enum class PauseReason {
+internal enum class PauseReason {
     /** The last tokens written had too little probability. */
     UNSURE,
 

@@ -7,7 +7,7 @@ import kotlin.math.abs
  * When a reply is overdue: smoothed round time plus four deviations (as TCP does, RFC 6298), within [floor] and
  * [ceiling]. first: before anything was measured.
  */
-class RoundTimer(val floor: Double = 0.25, val ceiling: Double = 3.0, val first: Double = 2.0) {
+internal class RoundTimer(val floor: Double = 0.25, val ceiling: Double = 3.0, val first: Double = 2.0) {
     private var smoothed: Double? = null
     private var deviation = 0.0
 
@@ -33,7 +33,7 @@ class RoundTimer(val floor: Double = 0.25, val ceiling: Double = 3.0, val first:
  * connect: how long a new answer waits for a first link; silence: how long past the deadline a silent link is waited
  * for before another is made; offline: how long an answer that cannot go on waits for the target.
  */
-data class Patience(
+public data class Patience(
     val open: Double = 3.0,
     val connect: Double = 1.0,
     val silence: Double = 1.0,

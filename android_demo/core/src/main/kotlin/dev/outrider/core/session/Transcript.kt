@@ -7,7 +7,7 @@ import dev.outrider.core.protocol.commonPrefix
 private const val LOOP = 24
 
 /** Tokens [begin] until [end] of an answer are [writer]'s. */
-data class Span(val begin: Int, val end: Int, val writer: Writer)
+public data class Span(val begin: Int, val end: Int, val writer: Writer)
 
 /**
  * The tokens of one answer: `committed` ones were drawn by the target (or are the prompt), `provisional` ones behind

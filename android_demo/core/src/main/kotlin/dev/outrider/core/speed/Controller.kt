@@ -1,7 +1,7 @@
 package dev.outrider.core.speed
 
 /** How the target is asked: to verify draft trees, or to write alone. */
-enum class Mode { TREE, STREAM }
+internal enum class Mode { TREE, STREAM }
 
 /**
  * Tree or stream: whichever promises more tokens per second, with hysteresis. pinned: always this one.
@@ -9,7 +9,7 @@ enum class Mode { TREE, STREAM }
  * Beside a stream, trees are drafted for comparison. Beside trees, nothing but the verifier's curve tells how long a
  * stream's tokens take, and that may be wrong: so now and then, where it could be the better one, one is tried.
  */
-class Controller(val pace: Pace, pinned: Mode? = null) {
+internal class Controller(val pace: Pace, pinned: Mode? = null) {
     var pinned: Mode? = pinned
         internal set
     private val config = pace.config

@@ -14,7 +14,7 @@ import kotlin.math.ceil
 import kotlin.math.exp
 
 /** Smoothed measurements; they outlive answers. */
-class Pace(val config: PaceConfig = PaceConfig()) {
+internal class Pace(val config: PaceConfig = PaceConfig()) {
     /**
      * The verifier's, as WELCOME advertised it, or null: a step is taken to last a second. Steps for trees take
      * [slowdown] times as long, steps for single tokens [tokenSlowdown].

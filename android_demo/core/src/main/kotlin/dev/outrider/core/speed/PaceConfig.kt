@@ -1,7 +1,7 @@
 package dev.outrider.core.speed
 
 /** The constants behind every choice of [Pace] and [Controller]; the Python runtime has the same. */
-class PaceConfig(
+internal class PaceConfig(
     /** Weight of the newest round in a smoothed measurement. */
     val smoothing: Double = 0.2,
     /** Weight of the newest token of a stream: one token says less than a round. */

@@ -9,16 +9,16 @@ import dev.outrider.core.protocol.TokenTree
 import dev.outrider.core.protocol.Welcome
 
 /** The largest trees where no others are asked for: as many nodes as a frame of 256 bytes holds. */
-val LARGEST = TreeShape(nodes = 48)
+internal val LARGEST = TreeShape(nodes = 48)
 
 /** What is to be drafted. */
-sealed interface DraftSize
+internal sealed interface DraftSize
 
 /** Nodes and levels of a tree, at most. gain: as of [TreeShape]; null: that of the largest. */
-data class TreeSize(val nodes: Int, val depth: Int, val gain: Double? = null) : DraftSize
+internal data class TreeSize(val nodes: Int, val depth: Int, val gain: Double? = null) : DraftSize
 
 /** Tokens of a chain of the understudy, at most. */
-data class ChainSize(val tokens: Int) : DraftSize
+internal data class ChainSize(val tokens: Int) : DraftSize
 
 /**
  * Choices of one answer. controller: measurements and mode, which outlive it. Times are handed in.
@@ -26,7 +26,7 @@ data class ChainSize(val tokens: Int) : DraftSize
  * largest: bounds of every tree. shaping: draft and send less where that brings more tokens per second. ahead: draft on
  * while a verdict is awaited; null: where it makes rounds shorter.
  */
-class Tuning(
+internal class Tuning(
     internal val controller: Controller = Controller(Pace()),
     val largest: TreeShape = LARGEST,
     private val shaping: Boolean = true,

@@ -1,7 +1,9 @@
 package dev.outrider.core.targets
 
+import dev.outrider.core.drafting.EngineError
 import dev.outrider.core.drafting.Written
 import dev.outrider.core.protocol.Constraint
+import dev.outrider.core.protocol.EngineApi
 import dev.outrider.core.protocol.Sampling
 import dev.outrider.core.protocol.commonPrefix
 import dev.outrider.core.protocol.draw
@@ -25,25 +27,23 @@ private const val DRY_MOST = 100.0
 /** Opens and closes code. */
 private const val FENCE = "```"
 
-/** The understudy cannot be used. The message is one line. */
-class UnderstudyError(message: String, cause: Throwable? = null) : Exception(message, cause)
-
 /**
  * How the tokens of one answer are drawn. promptLength: tokens of the text in front of the answer. constraint: its
  * biases and penalties are a part of each draw.
  */
-data class Decoding(
+internal data class Decoding(
     val promptLength: Int, val sampling: Sampling = Sampling(), val constraint: Constraint? = null,
 )
 
 /** A complete model in memory that keeps what it has read, position by position. One thread calls it. */
-interface UnderstudyModel : Closeable {
+@EngineApi
+public interface UnderstudyModel : Closeable {
     /**
      * Reads [tokens], at least one, behind the first [past] positions; what was held from there on is overwritten.
      *
      * Gives the logits `[vocab]` behind each of the last [wanted] of them, at least one.
      */
-    fun step(past: Int, tokens: List<Int>, wanted: Int): List<FloatArray>
+    public fun step(past: Int, tokens: List<Int>, wanted: Int): List<FloatArray>
 }
 
 /**
@@ -58,9 +58,9 @@ interface UnderstudyModel : Closeable {
  * text at most. barred: ids that it must not write. open: brings the model into memory on first use. Not thread-safe:
  * one thread calls, but for [loaded] and [present].
  */
-class Understudy(
+public class Understudy @EngineApi constructor(
     private val decode: (List<Int>) -> String,
-    val present: () -> Boolean = { true },
+    internal val present: () -> Boolean = { true },
     private val vocab: Int = Int.MAX_VALUE,
     private val maxContext: Int = Int.MAX_VALUE,
     private val barred: List<Int> = emptyList(),
@@ -84,15 +84,15 @@ class Understudy(
         private set
 
     /** It is in memory. */
-    val loaded: Boolean get() = model != null
+    internal val loaded: Boolean get() = model != null
 
-    /** Bring it into memory, unless it is there. Raises what the model's opening does, [UnderstudyError] mostly. */
-    fun load() {
+    /** Bring it into memory, unless it is there. Raises what the model's opening does, [EngineError] mostly. */
+    internal fun load() {
         opened()
     }
 
     /** Give its memory back. */
-    fun unload() {
+    internal fun unload() {
         model?.close()
         model = null
         held.clear()
@@ -101,7 +101,7 @@ class Understudy(
     }
 
     /** Read [text], as far as it is not what was read last. False: given up, as it was [cancelled]. */
-    fun read(text: List<Int>, cancelled: () -> Boolean = { false }): Boolean {
+    internal fun read(text: List<Int>, cancelled: () -> Boolean = { false }): Boolean {
         if (cancelled()) return false
         opened()
         keep(text)
@@ -119,7 +119,7 @@ class Understudy(
      *
      * It has read all of them then, or as far as it agrees. null: given up, as it was [cancelled].
      */
-    fun agreed(text: List<Int>, base: Int, decoding: Decoding, cancelled: () -> Boolean = { false }): Int? {
+    internal fun agreed(text: List<Int>, base: Int, decoding: Decoding, cancelled: () -> Boolean = { false }): Int? {
         if (!read(text.subList(0, base), cancelled)) return null
         var agreed = base
         while (agreed < text.size) {
@@ -140,7 +140,7 @@ class Understudy(
     }
 
     /** Its own next token behind [text], and the probability that it gives to it. */
-    fun nextToken(text: List<Int>, decoding: Decoding): Written {
+    internal fun nextToken(text: List<Int>, decoding: Decoding): Written {
         read(text)
         val logits = logits!!
         val judged = judged(logits, text, decoding)
@@ -155,7 +155,7 @@ class Understudy(
      * Loops are the target's to break. Fewer come once they are [cancelled]. What was drafted behind a text that this
      * one continues is known.
      */
-    fun draft(
+    internal fun draft(
         text: List<Int>, count: Int, decoding: Decoding, cancelled: () -> Boolean = { false },
     ): Pair<List<Int>, List<Double>> {
         val size = text.size
@@ -172,7 +172,7 @@ class Understudy(
     }
 
     /** Draft on, [count] tokens more, until they are [cancelled]. */
-    fun draftAhead(count: Int, cancelled: () -> Boolean) {
+    internal fun draftAhead(count: Int, cancelled: () -> Boolean) {
         if (chain.text.isNotEmpty()) goOn(chain.logProbs.size + count, cancelled)
     }
 

@@ -8,6 +8,7 @@ import dev.outrider.core.bundle.Manifest
 import dev.outrider.core.bundle.Tokenizer
 import dev.outrider.core.drafting.DraftStep
 import dev.outrider.core.drafting.Engine
+import dev.outrider.core.drafting.EngineError
 import dev.outrider.core.drafting.NoDrafter
 import dev.outrider.core.drafting.StepResult
 import dev.outrider.core.events.Event
@@ -16,7 +17,9 @@ import dev.outrider.core.events.HandedOver
 import dev.outrider.core.events.LinkChange
 import dev.outrider.core.events.LinkState
 import dev.outrider.core.events.Provisional
+import dev.outrider.core.events.Shown
 import dev.outrider.core.protocol.FinishReason
+import dev.outrider.core.protocol.OutriderError
 import dev.outrider.core.protocol.Sampling
 import dev.outrider.core.session.AnswerRecord
 import dev.outrider.core.session.Policy
@@ -25,9 +28,9 @@ import dev.outrider.core.session.UnderstudyUse
 import dev.outrider.core.session.Writer
 import dev.outrider.core.targets.Decoding
 import dev.outrider.core.targets.Understudy
-import dev.outrider.core.targets.UnderstudyError
 import dev.outrider.core.targets.UnderstudyModel
 import java.io.File
+import java.util.concurrent.CopyOnWriteArrayList
 import java.util.concurrent.CountDownLatch
 import java.util.concurrent.TimeUnit
 import kotlin.test.Test
@@ -37,6 +40,8 @@ import kotlin.test.assertIs
 import kotlin.test.assertNotNull
 import kotlin.test.assertNull
 import kotlin.test.assertTrue
+import kotlinx.coroutines.Dispatchers
+import kotlinx.coroutines.async
 import kotlinx.coroutines.flow.first
 import kotlinx.coroutines.flow.onEach
 import kotlinx.coroutines.flow.toList
@@ -63,8 +68,13 @@ class EdgeRuntimeTest {
         val template = ChatTemplate("{% for m in messages %}{{ m.content }}{% endfor %}")
         val ids = if (of.hasDrafter) draftIds else intArrayOf(0)
         val bundle = Bundle(File("."), of, letters, ids, null, template, emptyMap())
-        return EdgeRuntime(bundle, engine, server, Options(policy), understudy)
+        return EdgeRuntime(bundle, engine, server, Options(policy, logger = { line, _ -> log += line }), understudy)
     }
+
+    private val log = CopyOnWriteArrayList<String>()
+
+    /** The text that a user sees behind [events]. */
+    private fun shown(events: List<Event>) = Shown().apply { events.forEach(::add) }
 
     @Test
     fun writesAloneAndSaysSo() = runBlocking {
@@ -73,8 +83,9 @@ class EdgeRuntimeTest {
             val end = assertIs<Finished>(events.last())
             assertEquals(FinishReason.LENGTH, end.reason)
             assertEquals(12, end.tokenIds.size)
-            assertEquals(letters.decode(end.tokenIds), end.provisional)
-            assertEquals("", end.verified)
+            assertEquals(letters.decode(end.tokenIds), shown(events).provisional)
+            assertEquals("", shown(events).verified)
+            assertTrue(events.filterIsInstance<Provisional>().all { it.appended.length == 1 && it.dropped == 0 })
             val states = events.filterIsInstance<LinkChange>().map { it.state }
             assertEquals(listOf(LinkState.CONNECTING, LinkState.ALONE), states)
             assertEquals(end.tokenIds, events.filterIsInstance<Provisional>().map { it.token })
@@ -86,7 +97,7 @@ class EdgeRuntimeTest {
     fun whoWritesAloneIsHeldToBiasesAndRefusesGrammars() = runBlocking {
         runtime().use { runtime ->
             val refused = assertFailsWith<IllegalArgumentException> {
-                runtime.generate("Why?", Request(responseFormat = ResponseFormat.JsonObject))
+                runtime.generate("Why?", Request(responseFormat = ResponseFormat.JsonObject)).first()
             }
             assertTrue("need a verifier: this device writes alone and does not support" in refused.message.orEmpty())
             suspend fun written(request: Request) =
@@ -103,7 +114,7 @@ class EdgeRuntimeTest {
     fun aSeedGivesTheSameTextAgain() = runBlocking {
         runtime().use { runtime ->
             suspend fun text(seed: Long) =
-                runtime.generate("Why?", Request(20, Sampling(1.0, seed = seed))).toList().last().provisional
+                shown(runtime.generate("Why?", Request(20, Sampling(1.0, seed = seed))).toList()).provisional
             assertEquals(text(7), text(7))
             assertTrue(text(7) != text(8))
         }
@@ -166,7 +177,7 @@ class EdgeRuntimeTest {
 
     @Test
     fun aBrokenUnderstudyLeavesTheDrafterToWrite() = runBlocking {
-        val understudy = Understudy(letters::decode) { throw UnderstudyError("it has\ngone") }
+        val understudy = Understudy(letters::decode) { throw EngineError("it has\ngone") }
         runtime(understudy = understudy).use { runtime ->
             val events = runtime.generate("Why?", Request(12)).toList()
             assertEquals(listOf(Span(0, 12, Writer.DRAFTER)), assertIs<Finished>(events.last()).spans)
@@ -288,18 +299,18 @@ class EdgeRuntimeTest {
     }
 
     @Test
-    fun whatDoesNotFitIsRefused() {
+    fun whatDoesNotFitIsRefused(): Unit = runBlocking {
         runtime().use { runtime ->
-            assertFailsWith<IllegalArgumentException> { runtime.generateFromIds(emptyList()) }
-            assertFailsWith<IllegalArgumentException> { runtime.generateFromIds(List(64) { 3 }) }
-            assertFailsWith<IllegalArgumentException> { runtime.generateFromIds(listOf(3, manifest.vocabSize)) }
-            assertFailsWith<IllegalArgumentException> { runtime.generateFromIds(listOf(-1)) }
+            assertFailsWith<IllegalArgumentException> { runtime.generateFromIds(emptyList()).first() }
+            assertFailsWith<IllegalArgumentException> { runtime.generateFromIds(List(64) { 3 }).first() }
+            assertFailsWith<IllegalArgumentException> { runtime.generateFromIds(listOf(3, manifest.vocabSize)).first() }
+            assertFailsWith<IllegalArgumentException> { runtime.generateFromIds(listOf(-1)).first() }
             assertFailsWith<IllegalArgumentException> { Request(maxNewTokens = 0) }
             val record = AnswerRecord(
                 listOf(3), listOf(4), emptyList(), listOf(Span(0, 1, Writer.TARGET)), Sampling(), 9, 1, 1,
                 ByteArray(16), "other", emptyList(),
             )
-            assertFailsWith<IllegalArgumentException> { runtime.resume(record) }
+            assertFailsWith<IllegalArgumentException> { runtime.resume(record).first() }
         }
     }
 
@@ -311,11 +322,62 @@ class EdgeRuntimeTest {
                 Sampling(), 9, 1, 1, ByteArray(16), "target", emptyList(),
             )
             val events = runtime.resume(record).toList()
-            assertEquals("F" to "GH", events.first().verified to events.first().provisional)
+            assertEquals("F" to "GH", events.first().added to events.first().appended)
             assertEquals(listOf(5, 6, 7), assertIs<Finished>(events.last()).tokenIds.take(3))
             val end = assertIs<Finished>(events.last())
             assertEquals(9, end.tokenIds.size)
             assertEquals(listOf(Span(0, 1, Writer.TARGET), Span(1, 9, Writer.DRAFTER)), end.spans)
         }
     }
+
+    @Test
+    fun logsSayWhatEndedAndNothingOfTheText() = runBlocking {
+        runtime().use { runtime -> runtime.generate("Why?", Request(4)).toList() }
+        assertEquals(listOf("answer ended: length"), log.map { it.substringBefore(",") })
+        log.clear()
+        val failing = object : Engine by HashEngine(draftIds, 2, 2) {
+            override fun step(step: DraftStep): StepResult = throw EngineError("no memory")
+        }
+        runtime(engine = failing).use { runtime ->
+            assertFailsWith<OutriderError> { runtime.generate("Why?").toList() }
+        }
+        assertEquals("an engine failed: no memory", log.last())
+    }
+
+    @Test
+    fun nothingHappensBeforeAFlowIsCollected() = runBlocking {
+        val bundle = Bundle(
+            File("."), manifest,
+            object : Tokenizer {
+                override fun encode(text: String) = letters.encode(text).also { threads += Thread.currentThread().name }
+                override fun decode(ids: List<Int>) = letters.decode(ids)
+            },
+            draftIds, null, ChatTemplate("{% for m in messages %}{{ m.content }}{% endfor %}"), emptyMap(),
+        )
+        EdgeRuntime(bundle, HashEngine(draftIds, 2, 2), null).use { runtime ->
+            val answer = runtime.generate("Why?", Request(2))
+            assertTrue(threads.isEmpty())
+            repeat(2) { assertIs<Finished>(answer.toList().last()) }
+            assertTrue(threads.isNotEmpty() && Thread.currentThread().name !in threads, "$threads")
+        }
+    }
+
+    private val threads = CopyOnWriteArrayList<String>()
+
+    @Test
+    fun shutdownEndsTheAnswerAndClosesTheEngine() = runBlocking {
+        var closed = false
+        val engine = object : Engine by HashEngine(draftIds, 2, 2) {
+            override fun close() {
+                closed = Thread.currentThread() !== caller
+            }
+        }
+        val runtime = runtime(engine = engine)
+        val answer = async(Dispatchers.Default) { runtime.generate("Why?", Request(40)).toList() }
+        runtime.shutdown()
+        answer.cancel()
+        assertTrue(closed)
+    }
+
+    private val caller = Thread.currentThread()
 }

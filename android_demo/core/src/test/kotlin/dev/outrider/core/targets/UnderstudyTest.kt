@@ -1,6 +1,7 @@
 package dev.outrider.core.targets
 
 import dev.outrider.core.HashModel
+import dev.outrider.core.drafting.EngineError
 import dev.outrider.core.protocol.Constraint
 import dev.outrider.core.protocol.Sampling
 import dev.outrider.core.protocol.draw
@@ -136,8 +137,8 @@ class UnderstudyTest {
     @Test
     fun whatDoesNotOpenIsTriedAgain() {
         var there = false
-        val understudy = Understudy({ "" }) { if (there) HashModel(50) else throw UnderstudyError("not there") }
-        assertEquals("not there", assertFailsWith<UnderstudyError> { understudy.load() }.message)
+        val understudy = Understudy({ "" }) { if (there) HashModel(50) else throw EngineError("not there") }
+        assertEquals("not there", assertFailsWith<EngineError> { understudy.load() }.message)
         there = true
         understudy.load()
         assertTrue(understudy.loaded)

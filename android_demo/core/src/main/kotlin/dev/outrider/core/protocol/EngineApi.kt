@@ -1,0 +1,10 @@
+package dev.outrider.core.protocol
+
+/**
+ * Marks what an engine of one's own needs and an app does not: bundle files, draft steps, models in memory.
+ *
+ * It may change with any release. An engine opts in with `@OptIn(EngineApi::class)`.
+ */
+@RequiresOptIn("This is for engines; an app does not need it.")
+@Retention(AnnotationRetention.BINARY)
+public annotation class EngineApi
