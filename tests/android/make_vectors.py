@@ -19,7 +19,13 @@ from outrider_core.protocol.rows import RowShape, pack_rows, unpack_rows
 from outrider_core.protocol.sampling import Sampling, draw, log_probs
 from tests.android.drafter_vectors import drafter_vectors, pace_vectors, row_cost_vectors
 from tests.android.form_vectors import amount_vectors, constraint_vectors, tool_chat_vectors
-from tests.android.text_vectors import boundary_vectors, chat_vectors, stop_vectors, tokenizer_vectors
+from tests.android.text_vectors import (
+    boundary_vectors,
+    chat_vectors,
+    sentencepiece_vectors,
+    stop_vectors,
+    tokenizer_vectors,
+)
 from tests.protocol.make_vectors import text
 
 FOLDER = Path(outrider_core.protocol.__file__).parent / "vectors"
@@ -81,6 +87,7 @@ MAKERS: dict[str, Callable[[], list[dict[str, Any]]]] = {
     "sampling": sampling_vectors,
     "costs": cost_vectors,
     "tokenizer": tokenizer_vectors,
+    "sentencepiece": sentencepiece_vectors,
     "stops": stop_vectors,
     "chat": chat_vectors,
     "boundary": boundary_vectors,

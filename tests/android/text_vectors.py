@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import random
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -125,6 +127,73 @@ def small_tokenizers() -> list[tuple[str, Tokenizer]]:
             tokenizer.normalizer = normalizers.NFC()
         made.append((name, tokenizer))
     return made
+
+
+#: where SentencePiece has a space
+MARK = "\u2581"
+SPECIAL = ["<unk>", "<s>", "</s>"]
+
+
+def sentencepiece_tokenizers() -> list[tuple[str, Tokenizer]]:
+    """Small vocabularies as SentencePiece makes them: byte pairs that fall back to bytes, under three normalisations;
+    Unigram with bytes and without.
+    """
+    bytes_of = [f"<0x{byte:02X}>" for byte in range(256)]
+    space = pre_tokenizers.Metaspace(MARK, prepend_scheme="always")
+    pairs = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+    pairs.pre_tokenizer = space
+    trainer = trainers.BpeTrainer(vocab_size=300, special_tokens=SPECIAL, show_progress=False)
+    pairs.train_from_iterator([text for text in TEXTS if text.isascii()], trainer)
+    spelled = decoders.Sequence(
+        [decoders.Replace(MARK, " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    llama = json.loads(pairs.to_str()) | {"pre_tokenizer": None}
+    llama["model"]["vocab"] |= {name: len(llama["model"]["vocab"]) + at for at, name in enumerate(bytes_of)}
+    ways = {
+        "llama2": (normalizers.Sequence([normalizers.Prepend(MARK), normalizers.Replace(" ", MARK)]), None, spelled),
+        "first": (None, pre_tokenizers.Metaspace(MARK, prepend_scheme="first", split=False), spelled),
+        "gemma": (
+            normalizers.Replace(" ", MARK),
+            pre_tokenizers.Split(" ", "merged_with_previous"),
+            decoders.Sequence([decoders.Replace(MARK, " "), decoders.ByteFallback(), decoders.Fuse()]),
+        ),
+    }
+    made = []
+    for name, (normalizer, pre_tokenizer, decoder) in ways.items():
+        tokenizer = Tokenizer.from_str(json.dumps(llama))
+        if normalizer is not None:
+            tokenizer.normalizer = normalizer
+        if pre_tokenizer is not None:
+            tokenizer.pre_tokenizer = pre_tokenizer
+        tokenizer.decoder = decoder
+        made.append((name, tokenizer))
+    counts = Counter(
+        word[begin:end]
+        for word in (f"{MARK}{word}" for word in " ".join(TEXTS).split() if word.isascii())
+        for begin in range(len(word))
+        for end in range(begin + 1, min(len(word), begin + 6) + 1)
+    )
+    likely = sorted(counts, key=lambda piece: (-counts[piece] * len(piece) ** 2, piece))[:240]
+    vocab = [(name, 0.0) for name in SPECIAL] + [(piece, math.log(counts[piece] / counts.total())) for piece in likely]
+    for name, more, decoder in (
+        ("unigram", [], decoders.Metaspace(MARK, prepend_scheme="always")),
+        ("unigram bytes", [(name, 0.0) for name in bytes_of], spelled),
+    ):
+        tokenizer = Tokenizer(models.Unigram([*vocab, *more], unk_id=0, byte_fallback=bool(more)))
+        tokenizer.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Replace(Regex(" {2,}"), " ")])
+        tokenizer.pre_tokenizer = space
+        tokenizer.decoder = decoder
+        tokenizer.add_special_tokens(SPECIAL)
+        made.append((name, tokenizer))
+    return made
+
+
+def sentencepiece_vectors() -> list[dict[str, Any]]:
+    """As `tokenizer_vectors`, for SentencePiece's kinds."""
+    return [
+        {"name": name, "tokenizer": json.loads(tokenizer.to_str()), **cases(tokenizer)}
+        for name, tokenizer in sentencepiece_tokenizers()
+    ]
 
 
 def tokenizer_vectors() -> list[dict[str, Any]]:

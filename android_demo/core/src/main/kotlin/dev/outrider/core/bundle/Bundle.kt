@@ -127,7 +127,7 @@ public class Bundle internal constructor(
          *
          * Raises [BundleError] with one clear line.
          */
-        public fun open(folder: File, verify: Boolean = true): Bundle = open(folder, verify, BytePairTokenizer::parse)
+        public fun open(folder: File, verify: Boolean = true): Bundle = open(folder, verify, SubwordTokenizer::parse)
 
         /** As the other; readTokenizer: makes the tokenizer from the text of tokenizer.json. */
         internal fun open(folder: File, verify: Boolean, readTokenizer: (String) -> Tokenizer): Bundle {

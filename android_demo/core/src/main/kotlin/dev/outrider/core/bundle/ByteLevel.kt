@@ -16,6 +16,9 @@ internal object ByteLevel {
 
     fun char(byte: Int): Char = chars[byte]
 
+    /** The bytes of [text] in the alphabet. */
+    fun written(text: String): String = text.toByteArray().map { chars[it.toInt() and 0xFF] }.joinToString("")
+
     /** The bytes that [token] stands for; its own UTF-8 where it holds a character outside the alphabet. */
     fun bytes(token: String, out: ByteBuffer8) {
         val known = token.all(bytes::containsKey)

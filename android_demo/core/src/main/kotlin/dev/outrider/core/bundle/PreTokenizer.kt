@@ -1,10 +1,11 @@
 package dev.outrider.core.bundle
 
-import dev.outrider.core.bundle.BytePairTokenizer.Companion.refuse
+import dev.outrider.core.bundle.SubwordTokenizer.Companion.refuse
 
-/** Cuts a text into words, within which byte pairs are joined. */
+/** Cuts a text into words, each of which a [SubwordModel] cuts into tokens. */
 internal fun interface PreTokenizer {
-    fun split(text: String): List<String>
+    /** first: nothing stands before [text]. */
+    fun split(text: String, first: Boolean): List<String>
 
     companion object {
         /** GPT-2's words: contractions, and letters, digits or others with at most one space before them. */
@@ -14,27 +15,62 @@ internal fun interface PreTokenizer {
         fun of(row: Map<String, Any?>): PreTokenizer = when (val type = row.field<String>("type")) {
             "Sequence" -> {
                 val steps = row.field<List<Map<String, Any?>>>("pretokenizers").map(::of)
-                PreTokenizer { text -> steps.fold(listOf(text)) { pieces, step -> pieces.flatMap(step::split) } }
+                PreTokenizer { text, first ->
+                    steps.fold(listOf(text)) { pieces, step ->
+                        pieces.flatMapIndexed { place, piece -> step.split(piece, first && place == 0) }
+                    }
+                }
             }
             "ByteLevel" -> {
                 val prefix = row.field<Boolean>("add_prefix_space")
                 val whole = row.field<Boolean?>("use_regex") == false
-                val words = if (whole) PreTokenizer { listOf(it) } else cut(Regex(java(GPT2)))
-                PreTokenizer { words.split(if (prefix && !it.startsWith(' ')) " $it" else it) }
+                val words = if (whole) PreTokenizer { text, _ -> listOf(text) } else cut(Regex(java(GPT2)))
+                PreTokenizer { text, first ->
+                    words.split(if (prefix && !text.startsWith(' ')) " $text" else text, first)
+                }
             }
             "Digits" -> cut(Regex(if (row.field("individual_digits")) "\\p{N}" else "\\p{N}+"))
             "Split" -> {
                 refuse(row.field("invert")) { "inverts a split" }
                 val behavior = row.field<String>("behavior")
-                refuse(behavior != "Isolated") { "has a split that is $behavior, not Isolated" }
-                val pattern = row.field<Map<String, String>>("pattern")
-                cut(pattern["Regex"]?.let { Regex(java(it)) } ?: Regex.fromLiteral(pattern.field("String")))
+                when (behavior) {
+                    "Isolated" -> cut(pattern(row))
+                    "MergedWithPrevious" -> cutBehind(pattern(row))
+                    else -> throw TokenizerError("tokenizer.json has a $behavior split, which is not known here")
+                }
             }
+            "Metaspace" -> metaspace(row.field<String>("replacement").single(), scheme(row), row["split"] != false)
             else -> throw TokenizerError("tokenizer.json has pre-tokenizer $type, which is not known here")
         }
 
+        /** The `pattern` of a split or a replacement. */
+        fun pattern(row: Any?): Regex {
+            val pattern = row.field<Map<String, String>>("pattern")
+            return pattern["Regex"]?.let { Regex(java(it)) } ?: Regex.fromLiteral(pattern.field("String"))
+        }
+
+        /** Where Metaspace sets its mark before a text: "always", "first" or "never". */
+        fun scheme(row: Map<String, Any?>): String =
+            if (row["add_prefix_space"] == false) "never" else row["prepend_scheme"] as String? ?: "always"
+
+        /** [mark] stands for each space and, by the [scheme], before the text; with [cuts] a word begins at each. */
+        private fun metaspace(mark: Char, scheme: String, cuts: Boolean) = PreTokenizer { text, first ->
+            val marked = text.replace(' ', mark)
+            val prefixed = scheme == "always" || (scheme == "first" && first)
+            val whole = if (prefixed && !marked.startsWith(mark)) mark + marked else marked
+            if (!cuts) return@PreTokenizer listOf(whole)
+            val begins = whole.indices.filter { it == 0 || whole[it] == mark } + whole.length
+            begins.zipWithNext { begin, end -> whole.substring(begin, end) }
+        }
+
+        /** A word ends behind each match. */
+        private fun cutBehind(pattern: Regex) = PreTokenizer { text, _ ->
+            val ends = pattern.findAll(text).map { it.range.last + 1 } + text.length
+            (sequenceOf(0) + ends).distinct().zipWithNext { begin, end -> text.substring(begin, end) }.toList()
+        }
+
         /** Matches and what lies between them are words. */
-        private fun cut(pattern: Regex) = PreTokenizer { text ->
+        private fun cut(pattern: Regex) = PreTokenizer { text, _ ->
             buildList {
                 var from = 0
                 for (match in pattern.findAll(text)) {

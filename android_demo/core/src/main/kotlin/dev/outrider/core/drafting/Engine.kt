@@ -52,5 +52,5 @@ public object NoDrafter : Engine {
         return StepResult(FloatArray(step.wanted.size) { Float.NEGATIVE_INFINITY }, nothing, nothing)
     }
 
-    override fun close() = Unit
+    override fun close(): Unit = Unit
 }
