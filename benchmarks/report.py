@@ -287,6 +287,8 @@ HEADLINES: tuple[tuple[str, str, Callable[[Figures], str]], ...] = (
         "offline",
         lambda f: " and ".join(f"{_kept(f, writer):.0%}" for writer in ("drafter", "cold")),
     ),
+    ("answers equal to plain decoding in the demo, one of them cut off", "demo", _same),
+    ("first offline token after the verifier was killed", "demo", _stall),
     ("bytes per round, up and down", "demo", _bytes),
     (
         "memory of a device without and with a loaded understudy",
