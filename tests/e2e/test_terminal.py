@@ -490,7 +490,7 @@ def test_commands_of_a_chat(talk: Talk, tmp_path: Path) -> None:
         ("/save /dev/null", "/dev/null is not a file"),
         ("/save .", ". is not a file"),
         ("/Help", "/system TEXT"),
-        ("/offline on", "there is no verifier"),
+        ("/offline on", "no verifier"),
         ("/stats", "no answer yet"),
         ("/model", "verifier: none"),
         ("/?", "/system TEXT"),

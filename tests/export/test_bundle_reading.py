@@ -88,7 +88,7 @@ def test_named_files_that_lead_elsewhere(copied: Path, field: str) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {"eos_ids": []}, {"vocab_size": 0}, {"engines": {}}, {"hidden_size": "wide"}, {"files": None},
+        {"eos_ids": []}, {"vocab_size": 0}, {"hidden_size": "wide"}, {"files": None},
         {"eos_ids": 2}, {"max_context": -1},
     ],
     ids=str,
@@ -96,6 +96,11 @@ def test_named_files_that_lead_elsewhere(copied: Path, field: str) -> None:
 def test_manifest_out_of_bounds(copied: Path, change: dict[str, Any]) -> None:
     edit_manifest(copied, lambda m: m.update(change))
     assert "is broken: " in open_error(copied) and next(iter(change)) in open_error(copied)
+
+
+def test_manifest_of_nothing_that_drafts(copied: Path) -> None:
+    edit_manifest(copied, lambda m: m.update(engines={}, understudy=None))
+    assert "describes neither a drafter nor an understudy" in open_error(copied)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", "null"])

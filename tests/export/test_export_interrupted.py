@@ -81,7 +81,7 @@ def test_another_export_starts_afresh(
 def test_another_version_of_an_exporter_starts_afresh(
     interrupted: Path, folders: Folders, reused: Reused, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_versions", lambda: {"torch": "0.1"})
+    monkeypatch.setattr(module, "versions", lambda: {"torch": "0.1"})
     reused.wrong["executorch"] = KeyboardInterrupt()
     with pytest.raises(KeyboardInterrupt):
         write_bundle(folders.options(interrupted, "fp32", "onnx", "executorch"))
