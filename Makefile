@@ -151,7 +151,7 @@ $(VENV)/ready: $(VENV)/local
 
 $(BUNDLE)/manifest.json: $(VENV)/local $(wildcard $(DRAFTER)/*) outrider_core/drafting/bundle.py \
 		$(addprefix outrider_core/models/,device_arrays.py drafter_arrays.py moa_config.py) \
-		$(addprefix export/bundle/,blocks.py bundle.py drafter_graph.py export_target.py plan.py to_onnx.py understudy.py) \
+		$(addprefix export/bundle/,blocks.py bundle.py drafter_graph.py export_target.py plan.py signing.py to_onnx.py understudy.py) \
 		$(addprefix outrider_core/targets/,answers.py blocks.py bundle.py calibration.py convert.py gguf_tokenizer.py graph.py) \
 		$(addprefix outrider_core/targets/,linears.py pre_tokenizers.py quantise.py tables.py)
 	$(BIN)/python -m export bundle --drafter $(DRAFTER) --understudy $(TARGET) --no-compare --output-dir $(BUNDLE)

@@ -56,7 +56,7 @@ test("answers over a link with a cut are the target's", async () => {
   await runtime.close();
 });
 
-test("the understudy alone writes where nobody is asked, and nobody where it is off", async () => {
+test("without a verifier the understudy writes everything, and an answer fails if it is off", async () => {
   const alone = runtimeOf(null);
   const end = await read(alone.generate(PROMPT, { maxNewTokens: 12 }));
   assert.deepEqual([end.tokenIds, end.stats.understudy], [plain(PROMPT, 12), end.tokenIds.length]);

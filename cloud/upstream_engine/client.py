@@ -1,4 +1,4 @@
-"""What a server of vLLM or SGLang is asked over HTTP: the likeliest tokens behind each token of a text."""
+"""HTTP client of a vLLM or SGLang server: the likeliest tokens behind each token of a text."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ KEY_VARIABLE = "UPSTREAM_API_KEY"
 
 
 class UpstreamError(RuntimeError):
-    """The server does not answer, or refuses. status: of HTTP; 0: there was no answer."""
+    """The server does not answer, or refuses. status: that of HTTP, 0 without an answer."""
 
     def __init__(self, text: str, status: int = 0) -> None:
         super().__init__(text)
@@ -40,7 +40,7 @@ class Scored(NamedTuple):
 
 
 class Upstream(ABC):
-    """A server at `url`. top: likeliest tokens it tells of a row. positions: tokens of its longest text."""
+    """A server at `url`. top: likeliest tokens that it returns per row. positions: tokens of its longest text."""
 
     name: str
 
@@ -87,7 +87,7 @@ class Vllm(Upstream):
         choice, details = said["choices"][0], said["usage"]["prompt_tokens_details"]
         if details is None:
             raise UpstreamError(
-                "it does not tell what its prefix cache held: --enable-prompt-tokens-details is missing"
+                "it does not report what its prefix cache held: --enable-prompt-tokens-details is missing"
             )
         begin = len(text) - wanted
         lacking = min(max(0, details["cached_tokens"] - begin), wanted - 1)

@@ -214,9 +214,9 @@ public class EdgeRuntime internal constructor(
      * Answer a conversation. The flow is cold: to collect it asks, on threads that are not the collector's, and to stop
      * collecting cancels the answer. Its last event is [Finished].
      *
-     * The collector gets an [IllegalArgumentException] on a prompt that leaves no room, and on what nobody could hold
-     * the answer to; an [IllegalStateException] if another answer is on its way; and behind [Finished] what the engine
-     * threw.
+     * The collector gets an [IllegalArgumentException] on a prompt that leaves no room, and on options that neither
+     * device nor verifier supports; an [IllegalStateException] if another answer is on its way; and behind [Finished]
+     * what the engine threw.
      */
     public fun generate(messages: List<ChatMessage>, request: Request = Request()): Flow<Event> =
         asked(request) { bundle.renderChat(messages, toolUseOf(request)?.prompt.orEmpty()) }
