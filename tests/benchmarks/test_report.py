@@ -41,7 +41,7 @@ def test_a_results_file_becomes_a_section_and_headlines(tmp_path: Path) -> None:
     assert "| answers equal to plain decoding | 3 of 3 |" in text and "| 8 ms |" in text
     table = headlines(results)
     assert "**3.94**" in table and "**75 / 526**" in table and "**1.02x**" in table
-    assert "offline" not in table, "a figure without its results file is left out"
+    assert "text that the target keeps" not in table, "a figure without its results file is left out"
 
 
 def test_a_plot_is_drawn_for_each_scheme(tmp_path: Path) -> None:
