@@ -59,10 +59,14 @@ def command(*arguments: str, before: str = "") -> subprocess.CompletedProcess[st
     )
 
 
-def test_default_model_on_the_command_line() -> None:
+def test_default_model_on_the_command_line_without_torch() -> None:
     question = "What is the capital of Japan?"
-    done = command("generate", "--local", "--json", "--max-tokens", "24", question)
-    assert done.returncode == 0, done.stderr
+    watch = (
+        "import atexit; atexit.register(lambda: print(sorted({'torch', 'transformers'} & set(sys.modules)), "
+        "file=sys.stderr))"
+    )
+    done = command("generate", "--local", "--json", "--max-tokens", "24", question, before=watch)
+    assert done.returncode == 0 and done.stderr.splitlines()[-1] == "[]", done.stderr
     end = json.loads(done.stdout)
     assert "Tokyo" in end["verified_text"] and end["text"] == end["verified_text"]
     bundle = open_bundle(BUNDLE)
@@ -71,15 +75,7 @@ def test_default_model_on_the_command_line() -> None:
     assert end["token_ids"] == plain_decode_8bit(target, prompt, Sampling(), 24, target.eos_ids)
 
 
-def test_default_model_takes_no_torch() -> None:
-    watch = (
-        "import atexit; atexit.register(lambda: print(sorted({'torch', 'transformers'} & set(sys.modules)), "
-        "file=sys.stderr))"
-    )
-    done = command("generate", "--local", "--max-tokens", "2", "Hello", before=watch)
-    assert done.returncode == 0 and done.stderr.splitlines()[-1] == "[]", done.stderr
-
-
+@pytest.mark.slow
 def test_default_model_talks_turn_by_turn() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "edge_runtime", "chat", "--local", "--max-tokens", "8"],

@@ -60,7 +60,7 @@ async def ask(client: AsyncOpenAI, index: int, most: int = 120) -> int:
     return len(calls)
 
 
-@pytest.mark.parametrize("count", [4, pytest.param(60, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [2, pytest.param(60, marks=pytest.mark.slow)])
 def test_by_the_verifiers_endpoint(verifier: VerifierProcess, count: int) -> None:
     async def run() -> list[int]:
         async with AsyncOpenAI(base_url=f"http://{verifier.address}/v1", api_key="x", timeout=900) as client:
@@ -75,6 +75,7 @@ def test_by_the_verifiers_endpoint(verifier: VerifierProcess, count: int) -> Non
     assert sum(asyncio.run(run())) >= count // 2
 
 
+@pytest.mark.slow
 def test_by_the_devices_endpoint(verifier: VerifierProcess) -> None:
     async def run() -> int:
         async with EdgeRuntime(open_bundle(BUNDLE), verifier.address) as runtime:

@@ -41,7 +41,7 @@ def export(*arguments: object) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("quant", ["int8", "fp32"])
+@pytest.mark.parametrize("quant", ["int8", pytest.param("fp32", marks=pytest.mark.slow)])
 def test_the_same_bundle_with_torch_and_without(folders: Folders, tmp_path: Path, quant: str) -> None:
     made = ["bundle", "--target", folders.target, "--drafter", folders.drafter, "--quant", quant, "--no-compare"]
     without = export(*made, "--output-dir", tmp_path / "without")

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from export.train import corpus
@@ -30,6 +30,7 @@ def conversations(draw: st.DrawFn) -> list[dict[str, Any]]:
 
 
 @given(conversations())
+@settings(max_examples=40)
 def test_what_goes_in_comes_out(rows: list[dict[str, Any]]) -> None:
     manifest, found = unpack(pack(rows, {"source": "a test"}))
     assert list(found) == sorted(rows, key=lambda row: row["index"])

@@ -25,7 +25,7 @@ from tests.tiny import tiny_model, tiny_target, tiny_tokenizer
 NEW = 150
 
 
-@pytest.mark.parametrize("slots", [1, 3, 7])
+@pytest.mark.parametrize("slots", [3, *(pytest.param(slots, marks=pytest.mark.slow) for slots in (1, 7))])
 def test_answers_are_the_copys_own(slots: int, tmp_path: Path) -> None:
     model = tiny_model("llama", seed=3, hidden=64)
     bundle = lowered(model, tmp_path)

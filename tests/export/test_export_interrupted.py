@@ -47,6 +47,7 @@ def test_interrupt_keeps_finished_engines_aside(interrupted: Path, exact: Path) 
     assert kept.read_bytes() == (exact / ENGINE_FILE).read_bytes()
 
 
+@pytest.mark.slow
 def test_the_same_command_goes_on(
     interrupted: Path, folders: Folders, reused: Reused, capsys: pytest.CaptureFixture[str]
 ) -> None:

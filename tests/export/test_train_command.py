@@ -68,6 +68,7 @@ def trained(folders: Folders, tmp_path_factory: pytest.TempPathFactory) -> Train
     return Trained(training.output, answers, result.stdout)
 
 
+@pytest.mark.slow
 def test_train_writes_a_drafter_folder(trained: Trained, folders: Folders) -> None:
     config, tensors, _ = load_drafter(trained.drafter)
     assert config.target_hash == folders.target_hash and len(config.target_layers) == 2

@@ -93,7 +93,7 @@ def test_a_bundle_is_made_once_and_opens(source: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("step", "calibrate", "under_way"),
-    [(2, False, "."), (2, True, "plain"), pytest.param(10, True, ".", marks=pytest.mark.slow)],
+    [(2, False, "."), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((2, True, "plain"), (10, True, ".")))],
 )
 def test_a_killed_conversion_goes_on(source: Path, tmp_path: Path, step: int, calibrate: bool, under_way: str) -> None:
     """While a copy is rounded to nearest, or the one that its answers have calibrated."""
