@@ -119,6 +119,14 @@ class BlockingRuntime:
 
         self._call(forget())
 
+    def network_changed(self) -> None:
+        """As `EdgeRuntime.network_changed`."""
+
+        async def change() -> None:
+            self.runtime.network_changed()
+
+        self._call(change())
+
     @property
     def link_error(self) -> str:
         """As `EdgeRuntime.link_error`: why there is no connection."""

@@ -29,6 +29,8 @@ class RuntimeOptions:
         patience: When to stop waiting; None for the defaults, without limits for a verifier in this process.
         token: Bearer token of the verifier; never sent in clear text to another machine.
         ca_file: PEM certificates to trust beside the system's.
+        idle: Seconds without an answer after which the connection is closed. Nothing is sent or dialled from then on
+            until the next answer.
     """
 
     policy: Policy = Policy()  # noqa: RUF009 - frozen
@@ -39,6 +41,7 @@ class RuntimeOptions:
     patience: Patience | None = None
     token: str | None = None
     ca_file: str | Path | None = None
+    idle: float = 60.0
 
 
 class RuntimeKeywords(TypedDict, total=False):
@@ -52,6 +55,7 @@ class RuntimeKeywords(TypedDict, total=False):
     patience: Patience | None
     token: str | None
     ca_file: str | Path | None
+    idle: float
 
 
 class AnswerKeywords(TypedDict, total=False):

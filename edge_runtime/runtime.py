@@ -113,6 +113,8 @@ class EdgeRuntime:
         self._answer: Answer | None = None  # on its way
         self._closed = False
         self._dialled = asyncio.Event()  # the link has come up, or failed to
+        self._idle_seconds = options.idle
+        self._max_context = manifest.max_context  # of the verifier too, once it was reached
         self._idle = asyncio.Event()  # no answer is on its way
         self._idle.set()
 
@@ -142,6 +144,7 @@ class EdgeRuntime:
     async def __aenter__(self) -> EdgeRuntime:
         if self.link and self._link_task is None:
             self._link_task = asyncio.create_task(self.link.run())
+            self.link.stay(self._idle_seconds)  # somebody is about to ask
         return self
 
     async def __aexit__(
@@ -169,6 +172,10 @@ class EdgeRuntime:
         `fit_messages` then knows the verifier's context, where there is a verifier.
         """
         if self.link and not self.link.welcome:
+            if not self.link_error:
+                self._dialled.clear()
+            if self._answer is None:
+                self.link.stay(self._idle_seconds)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._dialled.wait(), self.patience.connect)
 
@@ -177,6 +184,7 @@ class EdgeRuntime:
         match event:
             case LinkUp():
                 self.link_error, self.link_refused = "", False
+                self._max_context = min(self.bundle.manifest.max_context, event.welcome.max_context)
             case LinkDown(reason=reason, refused=refused):
                 self.link_error, self.link_refused = reason, refused
             case LinkRefused() | EngineFailed():
@@ -205,17 +213,15 @@ class EdgeRuntime:
             least: Tokens left for the answer with which nothing is dropped; None: `reserve`.
 
         Returns:
-            What fits into the bundle's context, or the verifier's where that is smaller and there is a connection.
+            What fits into the bundle's context, or the verifier's where that is smaller and there was a connection.
 
         Raises:
             ConversationTooLong: The last turn alone does not fit. It is a ValueError.
             MessageFault: A message cannot be one; its text names the field. It is a ValueError.
         """
         as_templates_take(messages)  # raises on what is not a message
-        context = self.bundle.manifest.max_context
-        if self.link and self.link.welcome:
-            context = min(context, self.link.welcome.max_context)
-        return fit_messages(messages, partial(self.encode_prompt, tools=tools), context, reserve, least)
+        encode = partial(self.encode_prompt, tools=tools)
+        return fit_messages(messages, encode, self._max_context, reserve, least)
 
     def decode(self, ids: list[int]) -> str:
         """Text of token ids, special tokens left out."""
@@ -362,6 +368,11 @@ class EdgeRuntime:
         if self._answer:
             self._answer.proceed()
 
+    def network_changed(self) -> None:
+        """The device has another network: dial over it at once, as connections over the old one die with it."""
+        if self.link:
+            self.link.network_changed()
+
     def hurry(self, seconds: float) -> None:
         """Let the answer on its way wait no longer than `seconds` for the verifier, e.g. as somebody else wants one.
 
@@ -437,10 +448,14 @@ class EdgeRuntime:
                 "or open a runtime for each conversation"
             )
         self._idle.clear()
+        if self.link:
+            self.link.stay(math.inf)
         try:
             yield
         finally:
             self._idle.set()
+            if self.link and not self._closed:
+                self.link.stay(self._idle_seconds)
 
     def _catch_up(self) -> None:
         """Take in what happened between two answers; what it did to the link shows in the link itself."""

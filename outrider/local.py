@@ -194,6 +194,12 @@ class LocalLink:
     async def flush(self) -> None:
         """Nothing waits here."""
 
+    def stay(self, seconds: float) -> None:
+        """There is nothing to hang up."""
+
+    def network_changed(self) -> None:
+        """No network is used."""
+
     def pin(self, arithmetic: str) -> None:
         """Raises ValueError where the verifier computes otherwise than in `arithmetic`: there is no other here."""
         if arithmetic not in ("", self._verifier.arithmetic):

@@ -188,7 +188,7 @@ function showBadge(): void {
   if (!runtime) return;
   const { stats, traffic, roundTrip, mode } = runtime;
   const parts: string[] = [];
-  if (!runtime.connected && traffic) parts.push(runtime.linkError || "no connection yet");
+  if (!runtime.connected && traffic) parts.push(runtime.linkError || "not connected");
   else if (roundTrip !== null) parts.push(`${Math.round(1000 * roundTrip)} ms`);
   if (runtime.connected) parts.push(mode === "tree" ? "trees" : "stream");
   if (stats?.tokens) parts.push(`${stats.tokensPerSecond.toFixed(1)} tokens/s`);
@@ -290,6 +290,7 @@ button("export").addEventListener("click", () => {
   URL.revokeObjectURL(link.href);
 });
 addEventListener("pagehide", () => journal(true));
+document.addEventListener("visibilitychange", () => (document.hidden ? runtime?.background() : runtime?.foreground()));
 
 // --- start ---
 

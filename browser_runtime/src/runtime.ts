@@ -40,6 +40,11 @@ export interface Options {
   mode?: Mode | null;
   /** For an address that asks for one; never sent in clear text to another machine. */
   token?: string | null;
+  /**
+   * Seconds without an answer after which the connection is closed, 60 if left out. Nothing is sent or dialled from then on
+   * until the next answer.
+   */
+  idle?: number;
   /** In place of WebSocket. */
   makeSocket?: MakeSocket;
   /** Gets the trees that are sent, and what came of them. */
@@ -65,7 +70,7 @@ export interface Request extends SamplingOptions, FormOptions {
  * cannot be used.
  */
 export class EdgeRuntime {
-  /** Why there is no connection; "" while there is one, none was tried yet or none is contacted. */
+  /** Why there is no connection; "" while there is one, or none is needed. */
   linkError = "";
   private readonly policy: Policy;
   private readonly patience: Patience;
@@ -84,6 +89,9 @@ export class EdgeRuntime {
   /** Seconds between HELLO and WELCOME of the last connection. */
   private greeted: number | null = null;
   private closed = false;
+  private inBackground = false;
+  /** Of the bundle, and of the verifier once it was reached. */
+  private maxContext: number;
 
   /** Begins to connect at once. drafter: of `startDrafter`; it is closed with the runtime. */
   constructor(
@@ -103,7 +111,9 @@ export class EdgeRuntime {
     const hello = { type: "Hello" as const, protocol, targetHash, drafterHash, client, arithmetic: "" };
     const { token, makeSocket } = options;
     this.link = alone ? null : new Link(server, hello, event => this.linked(event), token, makeSocket);
+    this.maxContext = bundle.manifest.maxContext;
     void this.link?.run();
+    this.connect();
   }
 
   /** Bytes on the wire since the runtime began; null if no verifier is contacted. */
@@ -205,7 +215,7 @@ export class EdgeRuntime {
 
   /**
    * The conversation without the oldest turns that would not fit into the context: the bundle's, or the verifier's where
-   * that is smaller and there is a connection. reserve: tokens to keep free for the answer. Throws RangeError where the last
+   * that is smaller and there was a connection. reserve: tokens to keep free for the answer. Throws RangeError where the last
    * turn alone does not fit.
    */
   fitMessages<Message extends ChatMessage>(
@@ -213,9 +223,7 @@ export class EdgeRuntime {
     reserve = 256,
     tools: readonly Tool[] = [],
   ): FittedMessages<Message> {
-    const own = this.bundle.manifest.maxContext;
-    const context = Math.min(own, this.link?.welcome?.maxContext ?? own);
-    return fitMessages(messages, said => this.bundle.renderChat(said, tools), context, reserve);
+    return fitMessages(messages, said => this.bundle.renderChat(said, tools), this.maxContext, reserve);
   }
 
   /** End the answer on its way: its last event comes at once, whatever it waits for. */
@@ -231,6 +239,29 @@ export class EdgeRuntime {
   /** Write alone again where the policy lets. */
   proceed(): void {
     this.inbox.push({ type: "wish", wish: "proceed" });
+  }
+
+  /** The page is hidden: hang up as soon as no answer is on its way, and stay so until `foreground` or the next answer. */
+  background(): void {
+    this.inBackground = true;
+    this.connect();
+  }
+
+  /** The page shows, so somebody is about to ask: connect. */
+  foreground(): void {
+    this.inBackground = false;
+    this.connect();
+  }
+
+  /** Dial at once, as connections over the old network die with it; the browser's own "online" does the same. */
+  networkChanged(): void {
+    this.link?.networkChanged();
+  }
+
+  /** Connected while an answer is on its way, and for some time before and after it in a page that shows. */
+  private connect(): void {
+    const { idle = 60 } = this.options;
+    this.link?.stay(this.answer ? Number.POSITIVE_INFINITY : this.inBackground ? 0 : idle);
   }
 
   /**
@@ -250,6 +281,7 @@ export class EdgeRuntime {
     if (event.type === "up") {
       this.linkError = "";
       this.greeted = event.rtt;
+      this.maxContext = Math.min(this.bundle.manifest.maxContext, event.welcome.maxContext);
     } else if (event.type === "down") {
       this.linkError = event.reason;
     }
@@ -269,11 +301,13 @@ export class EdgeRuntime {
     const { understudy = null, watch } = options;
     const answer = new Answer(session, link, drafter, understudy, inbox, decode, stops, linkError, watch);
     this.answer = answer;
+    this.connect();
     try {
       yield* answer.run();
     } finally {
       answer.close();
       this.answer = null;
+      this.connect();
       if (this.forgotten) {
         this.forget();
       } else {

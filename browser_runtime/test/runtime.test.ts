@@ -55,6 +55,48 @@ test("what was said before is remembered until it is forgotten, also where the a
   await runtime.close();
 });
 
+test("ten idle minutes bring no frame and no dial after hanging up", async context => {
+  const { timers } = context.mock;
+  timers.enable({ apis: ["setTimeout", "Date"] });
+  const pass = async (seconds: number) => {
+    for (let tenths = 0; tenths < 10 * seconds; tenths++) {
+      timers.tick(100);
+      await new Promise(resolve => setImmediate(resolve));
+    }
+  };
+  const verifier = new FakeVerifier();
+  const runtime = runtimeOf(verifier);
+  const dials = () => verifier.subprotocols.length;
+  await pass(59);
+  assert.ok(runtime.connected);
+  await pass(2);
+  assert.deepEqual([runtime.connected, runtime.linkError, dials()], [false, "", 1]);
+  const frames = verifier.received.length;
+  for (let minute = 0; minute < 10; minute++) {
+    await pass(60);
+    runtime.networkChanged();
+  }
+  assert.deepEqual([verifier.received.length, dials()], [frames, 1]);
+  let tokens: readonly number[] | null = null;
+  void read(runtime.generate(PROMPT, { maxNewTokens: 20 })).then(end => (tokens = end.tokenIds));
+  while (!tokens) await pass(0.1);
+  assert.deepEqual([tokens, dials()], [plain(PROMPT, 20), 2]);
+  runtime.networkChanged();
+  await pass(1);
+  assert.deepEqual([runtime.connected, dials()], [true, 3]);
+  runtime.background();
+  await pass(600);
+  assert.deepEqual([runtime.connected, dials()], [false, 3]);
+  runtime.foreground();
+  await pass(1);
+  assert.deepEqual([runtime.connected, dials()], [true, 4]);
+  timers.setTime(Date.now() + 3_600_000); // the computer slept
+  runtime.foreground();
+  await pass(1);
+  assert.deepEqual([runtime.connected, dials()], [true, 5]);
+  await runtime.close();
+});
+
 test("a cut at any moment, a silence and a killed verifier lose nothing", async () => {
   const cut = async (seed: number) => {
     const verifier = new FakeVerifier();

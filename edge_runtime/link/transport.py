@@ -30,6 +30,12 @@ class VerifierLink(Protocol):
     async def flush(self) -> None:
         """Wait until all that was sent is on its way, or cannot be."""
 
+    def stay(self, seconds: float) -> None:
+        """Dial, and stay connected for `seconds`; infinity: until the next call; 0: hang up, and dial nothing."""
+
+    def network_changed(self) -> None:
+        """The device has another network: dial over it at once, if a connection is needed at all."""
+
     def pin(self, arithmetic: str) -> None:
         """From now on only verifiers that compute in `arithmetic`, or do not say how, are wanted; "": any.
 

@@ -1,4 +1,4 @@
-"""The WebSocket to the verifier: connect, shake hands, receive, and dial again indefinitely.
+"""The WebSocket to the verifier: connect while something needs it, shake hands, receive, and dial again.
 
 `Link.run` is one task for the runtime's whole life. It reports what happens as events and never raises
 for a network reason; `send` never waits, and drops what cannot be sent, because every message is repeated by the
@@ -54,6 +54,8 @@ FIRST_RETRY, LAST_RETRY = 0.1, 3.0
 REFUSED_RETRY = 30.0
 #: seconds, and round trips, that a silent connection has to answer a ping before another one is dialled beside it
 HEAD_START, HEAD_START_TRIPS = 0.25, 2
+#: seconds that an address has before the next one is dialled beside it, as RFC 8305 recommends
+ADDRESS_DELAY = 0.25
 #: calls of `renew` after which a connection that says nothing is given up, even if it answers pings
 RENEWALS = 10
 #: what a network does to those who dial; UnicodeError: of a name that has no form for the DNS; ImportError: of a SOCKS
@@ -85,7 +87,8 @@ class LinkUp:
 
 @dataclass(frozen=True)
 class LinkDown:
-    """refused: the verifier that answered does not accept this device; another one at this address may."""
+    """reason: "" if nothing needs the link. refused: the verifier that answered does not accept this device; another
+    one at this address may."""
 
     reason: str
     refused: bool = False
@@ -197,7 +200,7 @@ def reason_of(error: BaseException) -> str:
 
 
 class Link:
-    """Keeps one connection to `server` alive and hands events to `report`, in order.
+    """Keeps one connection to `server` alive and hands events to `report`, in order; from the start, or as `stay` says.
 
     token: sent as `Authorization: Bearer`, never in clear text to another machine. ca_file: PEM certificates to trust
     beside the system's. Proxies are those of the environment (`HTTPS_PROXY`, `NO_PROXY`...) or of the system. Raises
@@ -230,7 +233,12 @@ class Link:
         self._rtt = 0.0  # of the last one
         self._beside: asyncio.Task[None] | None = None  # dials another one
         self._renewals = 0  # since it last said something
-        self._wanted = asyncio.Event()  # other verifiers than when it was last dialled
+        self._wanted = asyncio.Event()  # it is to be dialled at once
+        self._needed = asyncio.Event()  # else nothing is dialled
+        self._needed.set()
+        self._end = math.inf  # of what `stay` asked for, by the wall clock
+        self._hanging_up: asyncio.TimerHandle | None = None
+        self._closing: asyncio.Task[None] | None = None  # kept here, as the event loop does not
         self._spoke = False  # whether it has said anything since WELCOME
 
     async def run(self) -> None:
@@ -245,6 +253,7 @@ class Link:
         delay = FIRST_RETRY
         while True:
             down = None
+            await self._needed.wait()
             self._wanted.clear()
             try:
                 self._take(*await self._dial())
@@ -255,7 +264,7 @@ class Link:
                 down = LinkDown(text, refused=error.response.status_code in (401, 403) and not page)
             except FAILURES as error:
                 down = LinkDown(reason_of(error))
-            if down:
+            if down and self._needed.is_set():  # else nobody asked
                 self.report(down)
             else:
                 self._wanted.clear()
@@ -293,6 +302,7 @@ class Link:
                 ping_interval=10,
                 ping_timeout=20,
                 proxy=True if self._proxied else None,
+                happy_eyeballs_delay=ADDRESS_DELAY,
                 additional_headers=self._headers,
                 ssl=self._tls,
             )
@@ -316,7 +326,10 @@ class Link:
         return connection, answer, rtt
 
     def _take(self, connection: ClientConnection, welcome: Welcome, rtt: float) -> None:
-        """From now on `connection` is the link."""
+        """From now on `connection` is the link, unless nothing needs it any more."""
+        if not self._needed.is_set():
+            connection.transport.abort()
+            return
         self._connection, self.welcome, self._renewals, self._spoke = connection, welcome, 0, False
         self._frames, self._queued, self._unsent = asyncio.Queue(), 0, math.inf
         self._writing = asyncio.create_task(self._write(connection))
@@ -355,6 +368,46 @@ class Link:
         if self._beside:
             self._beside.cancel()
             self._beside = None
+
+    def stay(self, seconds: float) -> None:
+        """Dial, and stay connected for `seconds`; infinity: until the next call; 0: hang up, and dial nothing.
+
+        A connection that outlived that time, as the computer slept, is dialled anew.
+        """
+        if self._hanging_up:
+            self._hanging_up.cancel()
+            self._hanging_up = None
+        stale, self._end = time.time() > self._end, time.time() + seconds
+        if seconds <= 0:
+            self._rest()
+            return
+        if seconds < math.inf:
+            self._hanging_up = asyncio.get_running_loop().call_later(seconds, self._rest)
+        if not self._needed.is_set():
+            self._needed.set()
+            self._wanted.set()
+        elif stale:
+            self.network_changed()
+
+    def _rest(self) -> None:
+        """Hang up, and forget why nobody was reached."""
+        self._needed.clear()
+        self._end = math.inf
+        self._dial_no_more()
+        if self._connection:
+            connection, self._connection, self.welcome = self._connection, None, None
+            if self._writing:
+                self._writing.cancel()
+            self._closing = asyncio.create_task(connection.close())
+        self.report(LinkDown(""))
+
+    def network_changed(self) -> None:
+        """Dial at once, over the network that there is now, if a connection is needed at all."""
+        if self._needed.is_set():
+            self._patience = CONNECT_TIMEOUT
+            self._dial_no_more()
+            self._lose("the network has changed")
+            self._wanted.set()
 
     def pin(self, arithmetic: str) -> None:
         """From now on HELLO asks for verifiers that compute in `arithmetic`; "": for any. A connection to another ends.

@@ -242,7 +242,7 @@ class Chat:
         if link and link.welcome:
             verifier += f", {link.welcome.arithmetic} arithmetic, context {link.welcome.max_context}"
         elif link:
-            verifier += f", no connection: {self._linked.link_error or 'none yet'}"
+            verifier += f", no connection: {self._linked.link_error or 'none now'}"
         return (
             f"{manifest.target}, hash {manifest.target_hash}; drafter {manifest.drafter_hash or 'none'}; "
             f"context {manifest.max_context}\n"

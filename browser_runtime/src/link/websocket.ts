@@ -1,5 +1,5 @@
 /**
- * The WebSocket to the verifier: connect, shake hands, receive, and dial again indefinitely.
+ * The WebSocket to the verifier: connect while something needs it, shake hands, receive, and dial again.
  *
  * It reports what happens as events and never throws for a network reason; `send` drops what cannot be sent, because every
  * message is repeated by the session after the next link-up.
@@ -59,7 +59,10 @@ const CLOSED: Record<number, string> = {
 /** No link can be made like this: not an address, other target, drafter or protocol, no valid token. */
 export class LinkRefused extends Error {}
 
-/** up: rtt is the seconds between HELLO and WELCOME. down: refused: a verifier was there, and does not accept us. */
+/**
+ * up: rtt is the seconds between HELLO and WELCOME. down: reason: "" if nothing needs the link; refused: a verifier was there,
+ * and does not accept us.
+ */
 export type LinkEvent =
   | { type: "up"; welcome: Welcome; rtt: number }
   | { type: "down"; reason: string; refused: boolean }
@@ -115,7 +118,7 @@ interface Connection {
   rtt: number;
 }
 
-/** Keeps one connection to a verifier alive and hands events to `report`, in order. */
+/** Keeps one connection to a verifier alive and hands events to `report`, in order; from the start, or as `stay` says. */
 export class Link {
   readonly url: string;
   readonly traffic: Traffic = { up: 0, down: 0 };
@@ -131,8 +134,13 @@ export class Link {
   /** Since the connection last said something; whether it has since WELCOME. */
   private renewals = 0;
   private spoke = false;
-  /** Other verifiers are wanted than when it was last dialled. */
+  /** It is to be dialled at once. */
   private changed = false;
+  /** Else nothing is dialled. */
+  private needed = true;
+  private hangingUp: ReturnType<typeof setTimeout> | undefined;
+  /** Of what `stay` asked for, in milliseconds on a clock that runs while the computer sleeps. */
+  private end = Number.POSITIVE_INFINITY;
   /** Seconds for each phase of the next connection; of the last one, a round trip. */
   private patience = CONNECT_TIMEOUT;
   private rtt = 0;
@@ -158,15 +166,19 @@ export class Link {
     this.protocols = token ? [SUBPROTOCOL, `bearer.${token}`] : [SUBPROTOCOL];
   }
 
-  /** Connect, receive, reconnect, until `close`. */
+  /** Connect, receive, reconnect, as long as `stay` wants it and until `close`. */
   async run(): Promise<void> {
-    const online = () => this.wake();
+    const online = () => this.networkChanged();
     const offline = () => this.lose("this device is offline");
     globalThis.addEventListener?.("online", online);
     globalThis.addEventListener?.("offline", offline);
     try {
       let delay = FIRST_RETRY;
       while (!this.closed) {
+        if (!this.needed) {
+          await new Promise<void>(resolve => (this.wake = resolve));
+          continue;
+        }
         this.changed = false;
         const refused = await this.attempt();
         if (refused === null) this.changed = false;
@@ -186,8 +198,45 @@ export class Link {
   /** Send `last`, hang up and dial no more. */
   close(last: ClientMessage): void {
     this.closed = true;
+    clearTimeout(this.hangingUp);
     this.send(last);
     this.lose("closed");
+    this.wake();
+  }
+
+  /**
+   * Dial, and stay connected for `seconds`; infinity: until the next call; 0: hang up, and dial nothing. A connection that
+   * outlived that time, as the computer slept, is dialled anew.
+   */
+  stay(seconds: number): void {
+    if (this.closed) return;
+    clearTimeout(this.hangingUp);
+    if (seconds <= 0) return this.rest();
+    const stale = Date.now() > this.end;
+    this.end = Date.now() + 1000 * seconds;
+    if (seconds < Number.POSITIVE_INFINITY) this.hangingUp = setTimeout(() => this.rest(), 1000 * seconds);
+    if (!this.needed) {
+      this.needed = this.changed = true;
+      this.wake();
+    } else if (stale) {
+      this.networkChanged();
+    }
+  }
+
+  /** Hang up, and forget why nobody was reached. */
+  private rest(): void {
+    this.needed = false;
+    this.end = Number.POSITIVE_INFINITY;
+    if (this.socket) this.lose("");
+    else this.report({ type: "down", reason: "", refused: false });
+  }
+
+  /** Dial at once, over the network that there is now, if a connection is needed at all. */
+  networkChanged(): void {
+    if (!this.needed) return;
+    this.patience = CONNECT_TIMEOUT;
+    this.lose("the network has changed");
+    this.changed = true;
     this.wake();
   }
 
@@ -236,12 +285,12 @@ export class Link {
   private async attempt(): Promise<boolean | null> {
     try {
       const connection = await this.dial();
-      if (this.closed) connection.socket.close();
+      if (this.closed || !this.needed) connection.socket.close();
       else this.take(connection);
       return null;
     } catch (error) {
       const refused = error instanceof LinkRefused;
-      if (!this.closed) this.report({ type: "down", reason: reasonOf(error), refused });
+      if (!this.closed && this.needed) this.report({ type: "down", reason: reasonOf(error), refused });
       return refused;
     }
   }

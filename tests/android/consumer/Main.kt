@@ -23,7 +23,6 @@ fun main(arguments: Array<String>) = runBlocking {
     }
     val options = Options(logger = { message, error -> System.err.println("$message ${error ?: ""}") })
     val runtime = EdgeRuntime(bundle, openEngine(bundle, threads = 1), arguments.getOrNull(2), options)
-    runtime.start()
     val shown = Shown()
     val events: List<Event> = runtime.generate(arguments[1], Request(maxNewTokens = 40)).toList()
     for (event in events) {

@@ -40,7 +40,7 @@ fun Context.spaceFor(folder: File): Space {
     return Space(folder.usableSpace, memory.availMem, memory.lowMemory)
 }
 
-/** Calls [tell] with whether there is any network, now and whenever that changes, for as long as the process lives. */
+/** Calls [tell] with whether there is any network, now and whenever one comes or goes, while the process lives. */
 fun watchNetwork(context: Context, tell: (Boolean) -> Unit) {
     val manager = context.getSystemService(Context.CONNECTIVITY_SERVICE) as ConnectivityManager
     tell(manager.activeNetwork != null)

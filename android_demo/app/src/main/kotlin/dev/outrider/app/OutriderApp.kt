@@ -56,6 +56,11 @@ class OutriderApp : Application() {
         open()
     }
 
+    override fun onTrimMemory(level: Int) {
+        super.onTrimMemory(level)
+        if (level == TRIM_MEMORY_UI_HIDDEN) session.visible(false) else session.trimMemory()
+    }
+
     /** Keep [settings] and continue with them. token: a new one; empty: forget the stored one; null: leave it. */
     fun save(settings: Settings, token: String?) {
         unpick()

@@ -29,6 +29,11 @@ abstract class Screen : Activity() {
     /** Call [show] on the main thread for every value of [flow] until the screen is hidden. Call it in onStart. */
     protected fun <T> follow(flow: Flow<T>, show: (T) -> Unit): Job = scope.launch { flow.collect { show(it) } }
 
+    override fun onStart() {
+        super.onStart()
+        app.session.visible(true)
+    }
+
     override fun onStop() {
         scope.coroutineContext[Job]?.cancelChildren()
         super.onStop()

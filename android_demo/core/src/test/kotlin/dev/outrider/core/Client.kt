@@ -113,7 +113,7 @@ private fun serve(runtime: EdgeRuntime, engine: Engine) {
         }
         asked.trySend("quit")
     }
-    runtime.start()
+    runtime.foreground()
     runBlocking {
         while (true) {
             val line = asked.receive()

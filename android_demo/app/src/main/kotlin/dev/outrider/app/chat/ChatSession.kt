@@ -43,9 +43,13 @@ class ChatSession(
 
     private val turn = Mutex() // opening, closing and asking happen one after another
     private val saves = Channel<Entry>(Channel.CONFLATED)
+    @Volatile
     private var opened: Opened? = null
     private var answer: Job? = null
     private var restored = false
+
+    @Volatile
+    private var visible = false
 
     /** The record of an answer that waits for a runtime. */
     private var unfinished: String? = null
@@ -73,7 +77,7 @@ class ChatSession(
             try {
                 val next = opener()
                 opened = next
-                next.runtime.start()
+                if (visible) next.runtime.foreground()
                 mutable.update { it.copy(ready = true, deviceOnly = next.deviceOnly) }
                 unfinished?.let { resume(next, it) }
             } catch (error: Exception) {
@@ -116,8 +120,22 @@ class ChatSession(
         }
     }
 
-    /** Whether the system has a network at all. */
-    fun online(online: Boolean) = mutable.update { it.copy(online = online) }
+    /** A network came or went; whether the system has one at all. */
+    fun online(online: Boolean) {
+        mutable.update { it.copy(online = online) }
+        if (online) opened?.runtime?.networkChanged()
+    }
+
+    /** Whether a screen of the app shows. No connection is kept behind it once the answer has ended. */
+    fun visible(visible: Boolean) {
+        this.visible = visible
+        opened?.runtime?.run { if (visible) foreground() else background() }
+    }
+
+    /** The system is short of memory. */
+    fun trimMemory() {
+        opened?.runtime?.trimMemory()
+    }
 
     /** Shows the journal's conversation, and takes note of its unfinished answer. */
     private fun restore() {

@@ -59,12 +59,8 @@ internal class Connection(
 ) {
     private val writer: ExecutorService = Executors.newSingleThreadExecutor { daemon(it, "outrider-link-writer") }
 
-    @Volatile
-    private var raw: Socket? = null
+    private val dialling = Dialling()
     private lateinit var socket: WebSocket
-
-    @Volatile
-    private var aborted = false
 
     /** Bytes that were to be sent and are not on their way yet. */
     val unsent = AtomicLong()
@@ -77,9 +73,8 @@ internal class Connection(
     fun open(hello: Hello): LinkUp {
         val end = System.nanoTime() + (1e9 * patience).toLong()
         fun remaining() = maxOf(1, (end - System.nanoTime()) / 1_000_000).toInt()
-        val raw = connect(destination.address, ::remaining).also { raw = it }
         try {
-            if (aborted) throw IOException("not wanted any more")
+            val raw = dialling.connect(addressesOf(destination.address), ::remaining)
             return shakeHands(raw, hello)
         } catch (error: Exception) {
             abort()
@@ -152,6 +147,16 @@ internal class Connection(
         }
     }
 
+    /** Close the WebSocket behind what was to be sent. Never waits. */
+    fun hangUp() {
+        later {
+            socket.close()
+            dialling.close()
+        }
+        writer.shutdown()
+        timer.schedule(::abort, 1, TimeUnit.SECONDS)
+    }
+
     /** Hang up behind what was to be sent, such as the answer to a close; waits a second at most. */
     fun finish() {
         writer.shutdown()
@@ -161,8 +166,7 @@ internal class Connection(
 
     /** End at once, from any thread. */
     fun abort() {
-        aborted = true
-        raw?.close()
+        dialling.close()
         writer.shutdownNow()
     }
 
@@ -172,7 +176,7 @@ internal class Connection(
                 try {
                     write()
                 } catch (_: IOException) {
-                    raw?.close() // the receiver tells
+                    dialling.close() // the receiver tells
                 }
             }
         } catch (_: RejectedExecutionException) {

@@ -1,5 +1,5 @@
 /**
- * The link to the verifier: connect, receive, and dial again indefinitely.
+ * The link to the verifier: connect while something needs it, receive, and dial again.
  *
  * It reports what happens as events and never raises for a network reason; `send` drops what cannot be sent, because
  * every message is repeated by the session after the next link-up.
@@ -8,8 +8,6 @@ package dev.outrider.core.link
 
 import dev.outrider.core.protocol.ClientMessage
 import dev.outrider.core.protocol.Hello
-import dev.outrider.core.protocol.OutriderError
-import dev.outrider.core.protocol.ServerMessage
 import dev.outrider.core.protocol.Welcome
 import dev.outrider.core.protocol.WireError
 import dev.outrider.core.protocol.decodeServer
@@ -17,14 +15,14 @@ import dev.outrider.core.protocol.otherArithmetic
 import java.io.IOException
 import java.net.SocketTimeoutException
 import java.util.concurrent.Executors
+import java.util.concurrent.Future
 import java.util.concurrent.RejectedExecutionException
+import java.util.concurrent.ScheduledExecutorService
 import java.util.concurrent.Semaphore
 import java.util.concurrent.TimeUnit
 import javax.net.ssl.SSLSocketFactory
 import kotlin.concurrent.thread
 import kotlin.random.Random
-
-private const val PATH = "/v1/verify"
 
 /** Seconds between attempts: the first retry comes fast, because an answer is waiting. */
 private const val FIRST_RETRY = 0.1
@@ -33,7 +31,7 @@ private const val LAST_RETRY = 3.0
 /** The longest delay after a refusal: another version may answer at this address, now or when an upgrade is done. */
 private const val REFUSED_RETRY = 30.0
 
-/** Seconds between pings. */
+/** Seconds between pings of a connection that an answer needs. */
 private const val PING_INTERVAL = 10L
 
 /** Seconds, and round trips, that a silent connection has to answer a ping before another one is dialled beside it. */
@@ -43,44 +41,12 @@ private const val HEAD_START_TRIPS = 2
 /** Calls of [Link.renew] after which a connection that says nothing is given up, even if it answers pings. */
 private const val RENEWALS = 10
 
-/** No link can be made like this: not an address, other target, drafter or protocol, no valid token. */
-public class LinkRefused(message: String) : OutriderError(message)
-
-/** What a link reports, in order, from whichever thread. */
-internal sealed interface LinkEvent
-
-/** rtt: seconds between HELLO and WELCOME. */
-internal class LinkUp(val welcome: Welcome, val rtt: Double) : LinkEvent
-
-/** refused: the verifier that answered does not accept this device; another one at this address may. */
-internal class LinkDown(val reason: String, val refused: Boolean = false) : LinkEvent
-
-internal class Arrived(val message: ServerMessage) : LinkEvent
-
-/** Bytes of WebSocket frames, headers and masks included; TCP and TLS not. */
-public class Traffic {
-    /** Sent. */
-    @Volatile
-    public var up: Long = 0; internal set
-
-    /** Received. */
-    @Volatile
-    public var down: Long = 0; internal set
-}
-
-/** `host:port`, `ws://host:port` or `wss://...` -> the WebSocket URL of the verifier's endpoint. */
-internal fun verifierUrl(server: String): String {
-    val url = (if ("://" in server) server else "ws://$server")
-        .replaceFirst("http://", "ws://").replaceFirst("https://", "wss://").trimEnd('/')
-    return if (url.endsWith(PATH)) url else url + PATH
-}
-
 /**
- * Keeps one connection to [server] alive and hands events to [report].
+ * Keeps one connection to [server] alive, as long as [stay] wants one, and hands events to [report].
  *
  * token: sent as `Authorization: Bearer`. tls: whom to trust. clearText: hosts that may be spoken to without TLS; an
- * app for the emulator may add 10.0.2.2. Raises [LinkRefused] for an address that is none, or that would carry prompts
- * in clear text to another machine.
+ * app for the emulator may add 10.0.2.2. wall: milliseconds on a clock that runs while the device sleeps. Raises
+ * [LinkRefused] for an address that is none, or that would carry prompts in clear text to another machine.
  */
 internal class Link(
     server: String,
@@ -89,6 +55,9 @@ internal class Link(
     token: String? = null,
     tls: SSLSocketFactory? = null,
     clearText: Set<String> = LOOPBACK,
+    private val timer: ScheduledExecutorService =
+        Executors.newSingleThreadScheduledExecutor { daemon(it, "outrider-link-timer") },
+    private val wall: () -> Long = System::currentTimeMillis,
 ) {
     val traffic = Traffic()
 
@@ -112,9 +81,8 @@ internal class Link(
     private val destination = Destination(
         parseAddress(url), if (token == null) emptyMap() else mapOf("Authorization" to "Bearer $token"), tls,
     )
-    private val timer = Executors.newSingleThreadScheduledExecutor { daemon(it, "outrider-link-timer") }
     private val runner = thread(start = false, isDaemon = true, name = "outrider-link") { run() }
-    private val wanted = Semaphore(0) // released where other verifiers are wanted than when it was last dialled
+    private val wanted = Semaphore(0) // released where it is to be dialled at once
     private val lock = Any() // of what is below, and of the order of reports
 
     @Volatile
@@ -136,6 +104,14 @@ internal class Link(
     @Volatile
     private var closed = false
 
+    @Volatile
+    private var needed = false // else nothing is dialled
+
+    @Volatile
+    private var held = false // by an answer
+    private var hangingUp: Future<*>? = null
+    private var end = Long.MAX_VALUE // of what [stay] asked for, on the clock of [wall]
+
     init {
         if (destination.address.scheme == "ws" && bareHost(destination.address) !in clearText) {
             throw LinkRefused("$url would carry the conversation in clear text; use wss://")
@@ -143,8 +119,48 @@ internal class Link(
         if (token != null && token.any { it < ' ' }) throw LinkRefused("the token holds a line break")
     }
 
-    /** Begin to connect, and again whenever it must, until [close]. */
-    fun start() = runner.start()
+    /**
+     * Dial, and stay connected for [seconds]. Infinity: until the next call, with pings, as an answer needs it; 0: hang
+     * up and dial nothing. A connection that outlived that time, as the device slept, is dialled anew.
+     */
+    fun stay(seconds: Double): Unit = synchronized(lock) {
+        if (closed) return
+        hangingUp?.cancel(false)
+        if (seconds <= 0) return rest()
+        held = seconds == Double.POSITIVE_INFINITY
+        val stale = wall() > end
+        end = if (held) Long.MAX_VALUE else wall() + (1000 * seconds).toLong()
+        hangingUp = if (held) null else timer.schedule({ stay(0.0) }, (1000 * seconds).toLong(), TimeUnit.MILLISECONDS)
+        if (!needed) {
+            needed = true
+            if (runner.state == Thread.State.NEW) runner.start()
+            wanted.release()
+        } else if (stale) {
+            networkChanged()
+        }
+    }
+
+    private fun rest() {
+        needed = false
+        held = false
+        end = Long.MAX_VALUE
+        error = ""
+        dialNoMore()
+        dialling?.abort()
+        connection?.hangUp()
+        connection = null
+        welcome = null
+    }
+
+    /** Dial at once, over the network that there is now, if a connection is needed at all. */
+    fun networkChanged(): Unit = synchronized(lock) {
+        if (!needed) return
+        patience = CONNECT_TIMEOUT
+        dialNoMore()
+        dialling?.abort()
+        lose("the network has changed")
+        wanted.release()
+    }
 
     /** Send, or drop [message] where there is no connection; a failure shows as [LinkDown]. Never waits. */
     fun send(message: ClientMessage) {
@@ -219,8 +235,9 @@ internal class Link(
         var delay = FIRST_RETRY
         while (!closed) {
             var refused = false
-            wanted.drainPermits()
             try {
+                while (!needed) wanted.acquire()
+                wanted.drainPermits()
                 val dialled = newConnection()
                 synchronized(lock) { dialling = dialled }
                 val up = opened(dialled)
@@ -230,9 +247,9 @@ internal class Link(
                 }
             } catch (error: LinkRefused) {
                 refused = true
-                down(LinkDown(error.message.orEmpty(), refused = true))
+                failed(LinkDown(error.message.orEmpty(), refused = true))
             } catch (error: IOException) {
-                down(LinkDown(reasonOf(error)))
+                failed(LinkDown(reasonOf(error)))
             } catch (_: InterruptedException) {
                 return
             } catch (_: RejectedExecutionException) {
@@ -258,7 +275,7 @@ internal class Link(
     /** From now on it is the link. */
     private fun take(dialled: Connection, up: LinkUp) {
         dialling = null
-        if (closed) return dialled.abort()
+        if (closed || !needed) return dialled.abort()
         connection = dialled
         welcome = up.welcome
         roundTrip = up.rtt
@@ -267,6 +284,12 @@ internal class Link(
         spoken = false
         error = ""
         report(up)
+    }
+
+    /** Nobody could be reached; while nothing is needed that is no news. */
+    private fun failed(event: LinkDown): Unit = synchronized(lock) {
+        dialling = null
+        if (needed) down(event)
     }
 
     private fun down(event: LinkDown) {
@@ -286,7 +309,9 @@ internal class Link(
     /** Report what arrives, until the connection ends or another has taken its place. */
     private fun receive(connection: Connection) {
         val pings = try {
-            timer.scheduleWithFixedDelay(connection::keepAlive, PING_INTERVAL, PING_INTERVAL, TimeUnit.SECONDS)
+            timer.scheduleWithFixedDelay(
+                { if (held) connection.keepAlive() }, PING_INTERVAL, PING_INTERVAL, TimeUnit.SECONDS,
+            )
         } catch (_: RejectedExecutionException) {
             null // closed meanwhile
         }

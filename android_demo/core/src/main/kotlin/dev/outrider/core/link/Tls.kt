@@ -1,10 +1,7 @@
-/** Connections to a verifier's address, in clear text or under TLS. */
+/** TLS to a verifier: whom to trust. */
 package dev.outrider.core.link
 
-import java.io.IOException
 import java.io.InputStream
-import java.net.InetAddress
-import java.net.InetSocketAddress
 import java.net.Socket
 import java.net.URI
 import java.security.KeyStore
@@ -39,25 +36,7 @@ private fun systemCertificates(): List<java.security.cert.Certificate> {
     return system.trustManagers.filterIsInstance<X509TrustManager>().flatMap { it.acceptedIssuers.toList() }
 }
 
-/** A TCP connection to the host of [url], over whichever of its addresses answers first in order. */
-internal fun connect(url: URI, remainingMillis: () -> Int): Socket {
-    val port = if (url.port >= 0) url.port else if (url.scheme == "wss") 443 else 80
-    var failure = IOException("${url.host} has no address")
-    for (address in InetAddress.getAllByName(bareHost(url))) {
-        val socket = Socket()
-        try {
-            socket.connect(InetSocketAddress(address, port), remainingMillis())
-            socket.tcpNoDelay = true
-            return socket
-        } catch (error: IOException) {
-            socket.close()
-            failure = error
-        }
-    }
-    throw failure
-}
-
-/** TLS over [socket], with the host's name checked against its certificate. Raises [IOException]. */
+/** TLS over [socket], with the host's name checked against its certificate. Raises [java.io.IOException]. */
 internal fun secured(socket: Socket, url: URI, factory: SSLSocketFactory): SSLSocket {
     val secure = factory.createSocket(socket, bareHost(url), socket.port, true) as SSLSocket
     val parameters = secure.sslParameters

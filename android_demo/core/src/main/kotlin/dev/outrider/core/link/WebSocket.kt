@@ -119,6 +119,8 @@ internal class WebSocket(private val socket: Socket, private val longest: Int) {
 
     fun ping() = write(PING, ByteArray(0))
 
+    fun close() = write(CLOSE, ByteBuffer.allocate(2).putShort(1000).array())
+
     /** Sends a frame of any type. */
     fun write(opcode: Int, payload: ByteArray, progress: (Int) -> Unit = {}) {
         val frame = ByteBuffer.allocate(frameBytes(payload.size, masked = true).toInt())

@@ -62,7 +62,8 @@ private const val CLOSE_SECONDS = 5L
  * What an app decides. policy: who writes, and what becomes of text written alone. lookup: draft what followed when
  * this text, or an earlier answer of this runtime, stood at the same tokens. token: for an address that asks for one.
  * tls: whom to trust ([trusting]). clearText: hosts that may be spoken to without TLS. logger: takes what a developer
- * wants to know.
+ * wants to know. idle: seconds without an answer after which the connection is closed; nothing is sent or dialled from
+ * then on until the next answer.
  */
 public data class Options(
     val policy: Policy = Policy(),
@@ -72,6 +73,7 @@ public data class Options(
     val tls: SSLSocketFactory? = null,
     val clearText: Set<String> = LOOPBACK,
     val logger: Logger? = null,
+    val idle: Double = 60.0,
 )
 
 /**
@@ -117,7 +119,6 @@ public data class Request(
  * The public API: answers prompts and streams typed events ([Event]).
  *
  *     EdgeRuntime(Bundle.open(folder), engine, "wss://verifier.example").use { runtime ->
- *         runtime.start()
  *         val shown = Shown()
  *         runtime.generate("Why is the sky blue?").collect { shown.add(it); draw(shown.verified, shown.provisional) }
  *     }
@@ -156,6 +157,10 @@ public class EdgeRuntime internal constructor(
     private val controller = Controller(Pace(), pinned.mode)
     private val timer = RoundTimer()
     private val busy = AtomicBoolean()
+    private val connecting = Any() // held while it is decided whether to be connected
+
+    @Volatile
+    private var inBackground = false
     private var sessionId = ByteArray(16).also(SecureRandom()::nextBytes)
     private var text = emptyList<Int>() // committed tokens of the last answer and its conversation
     private var rowsSeen = RowsSeen() // of `text`
@@ -181,9 +186,34 @@ public class EdgeRuntime internal constructor(
     /** Seconds between HELLO and WELCOME of the last connection; null before the first. */
     public val roundTrip: Double? get() = link?.roundTrip
 
-    /** Begin to connect; once. */
-    public fun start() {
-        link?.start()
+    /**
+     * The app is on the screen, so somebody is about to ask: connect. Without this call the first answer does. From any
+     * thread, as the three below.
+     */
+    public fun foreground() {
+        inBackground = false
+        connect()
+    }
+
+    /** The app has left the screen: hang up as soon as no answer is on its way, and stay so until [foreground]. */
+    public fun background() {
+        inBackground = true
+        connect()
+    }
+
+    /** The device has another network: dial over it at once, in place of a connection that would die with the old. */
+    public fun networkChanged() {
+        link?.networkChanged()
+    }
+
+    /** The system is short of memory: give back that of the understudy, which is loaded again when it is needed. */
+    public fun trimMemory() {
+        understudyThread?.unload()
+    }
+
+    /** Connected while an answer is on its way, and some time before and after it on the screen. */
+    private fun connect(): Unit = synchronized(connecting) {
+        link?.stay(if (busy.get()) Double.POSITIVE_INFINITY else if (inBackground) 0.0 else options.idle)
     }
 
     private fun linked(event: LinkEvent) {
@@ -277,6 +307,7 @@ public class EdgeRuntime internal constructor(
             "an answer is on its way; collect it to its end or cancel it, or make a runtime for each conversation"
         }
         try {
+            connect()
             val session = begin()
             val answer = Answer(session, link, worker, understudyThread, inbox, bundle.tokenizer::decode, stop)
             try {
@@ -293,6 +324,7 @@ public class EdgeRuntime internal constructor(
             }
         } finally {
             busy.set(false)
+            connect()
         }
     }
 

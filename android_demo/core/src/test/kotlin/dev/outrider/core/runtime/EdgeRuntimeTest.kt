@@ -123,7 +123,6 @@ class EdgeRuntimeTest {
     @Test
     fun oneAnswerAtATime() = runBlocking {
         runtime("127.0.0.1:9").use { runtime -> // nobody listens there
-            runtime.start()
             var closed = false
             runtime.generate("Why?").collect { event ->
                 if (event is Provisional && !closed) {
