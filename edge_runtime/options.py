@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
+from edge_runtime.link.websocket import TokenProvider
 from edge_runtime.session.policy import Policy
 from edge_runtime.session.timeouts import Patience
 from edge_runtime.speed.controller import Mode
@@ -27,7 +28,8 @@ class RuntimeOptions:
         shape: The largest draft trees.
         lookup: Draft what followed when this text, or an earlier one of this runtime, stood at the same tokens.
         patience: When to stop waiting; None for the defaults, without limits for a verifier in this process.
-        token: Bearer token of the verifier; never sent in clear text to another machine.
+        token: Bearer token of the verifier, or an async function that gives it and is asked again once it was refused.
+            Never sent in clear text to another machine.
         ca_file: PEM certificates to trust beside the system's.
         idle: Seconds without an answer after which the connection is closed. Nothing is sent or dialled from then on
             until the next answer.
@@ -39,7 +41,7 @@ class RuntimeOptions:
     shape: TreeShape = LARGEST
     lookup: bool = True
     patience: Patience | None = None
-    token: str | None = None
+    token: str | TokenProvider | None = None
     ca_file: str | Path | None = None
     idle: float = 60.0
 
@@ -53,7 +55,7 @@ class RuntimeKeywords(TypedDict, total=False):
     shape: TreeShape
     lookup: bool
     patience: Patience | None
-    token: str | None
+    token: str | TokenProvider | None
     ca_file: str | Path | None
     idle: float
 

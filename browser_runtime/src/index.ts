@@ -17,7 +17,7 @@ export { openUnderstudy, type UnderstudyOptions, type WorkerUnderstudy } from ".
 export type * from "./events.js";
 export type { FormOptions, JsonSchema, ResponseFormat, Tool, ToolChoice } from "./form.js";
 export { Weather } from "./link/weather.js";
-export { LinkRefused, type Traffic } from "./link/websocket.js";
+export { LinkRefused, type TokenProvider, type Traffic } from "./link/websocket.js";
 export type { FinishReason } from "./protocol/ending.js";
 export { Sampling, type SamplingOptions } from "./protocol/sampling.js";
 export { EdgeRuntime, type Options, type Request } from "./runtime.js";

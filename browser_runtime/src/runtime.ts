@@ -10,7 +10,14 @@ import { type FittedMessages, fitMessages } from "./context.js";
 import type { TreeShape } from "./drafting/drafter.js";
 import type { AnswerStats, Event } from "./events.js";
 import { checkSupported, constraintOf, type FormOptions, type Tool, toolUseOf, unsupported } from "./form.js";
-import { Link, type LinkEvent, type MakeSocket, PROBE_STREAM, type Traffic } from "./link/websocket.js";
+import {
+  Link,
+  type LinkEvent,
+  type MakeSocket,
+  PROBE_STREAM,
+  type TokenProvider,
+  type Traffic,
+} from "./link/websocket.js";
 import type { Constraint } from "./protocol/constraint.js";
 import { commonPrefix } from "./protocol/prefix.js";
 import { Sampling, type SamplingOptions } from "./protocol/sampling.js";
@@ -38,8 +45,8 @@ export interface Options {
   ahead?: boolean | null;
   /** Pinned; null: whichever is faster. */
   mode?: Mode | null;
-  /** For an address that asks for one; never sent in clear text to another machine. */
-  token?: string | null;
+  /** For an address that asks for one, or what gives it anew; never sent in clear text to another machine. */
+  token?: string | TokenProvider | null;
   /**
    * Seconds without an answer after which the connection is closed, 60 if left out. Nothing is sent or dialled from then on
    * until the next answer.

@@ -64,7 +64,7 @@ class FakeSocket implements Socket {
     private readonly verifier: FakeVerifier,
     private readonly arithmetic: string,
   ) {
-    setTimeout(() => this.onopen?.(undefined as never));
+    setTimeout(() => this.onopen?.(undefined as never), 0);
   }
 
   close(): void {

@@ -97,6 +97,29 @@ test("ten idle minutes bring no frame and no dial after hanging up", async conte
   await runtime.close();
 });
 
+test("a token is asked for again when a dial failed", async () => {
+  const verifier = new FakeVerifier();
+  const refused = (): Socket => {
+    const socket = { binaryType: "", bufferedAmount: 0, onopen: null, onmessage: null, send() {}, close() {} };
+    const refusing: Socket = { ...socket, onclose: null };
+    setTimeout(() => refusing.onclose?.({ code: 1006, reason: "" }));
+    return refusing;
+  };
+  const makeSocket = (url: string, protocols: string[]) =>
+    protocols.includes("bearer.first") ? refused() : verifier.makeSocket(url, protocols);
+  const tokens = ["first", "two words", "second", "third"];
+  const runtime = runtimeOf(verifier, { makeSocket, token: async () => tokens.shift()! });
+  const answers = [await read(runtime.generate(PROMPT, { maxNewTokens: 20 }))];
+  runtime.networkChanged();
+  answers.push(await read(runtime.generate(PROMPT, { maxNewTokens: 20 })));
+  for (const { tokenIds } of answers) assert.deepEqual(tokenIds, plain(PROMPT, 20));
+  assert.deepEqual(
+    verifier.subprotocols,
+    [1, 2].map(() => ["outrider.v1", "bearer.second"]),
+  );
+  await runtime.close();
+});
+
 test("a cut at any moment, a silence and a killed verifier lose nothing", async () => {
   const cut = async (seed: number) => {
     const verifier = new FakeVerifier();

@@ -15,7 +15,7 @@ import random
 import ssl
 import time
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import SplitResult, urlsplit
@@ -99,6 +99,8 @@ class Arrived:
     message: ServerMessage
 
 
+#: gives a bearer token: before the first dial, and again once it was refused, as it may have expired
+TokenProvider = Callable[[], Awaitable[str]]
 LinkEvent = LinkUp | LinkDown | Arrived | LinkRefused | EngineFailed
 
 
@@ -202,9 +204,9 @@ def reason_of(error: BaseException) -> str:
 class Link:
     """Keeps one connection to `server` alive and hands events to `report`, in order; from the start, or as `stay` says.
 
-    token: sent as `Authorization: Bearer`, never in clear text to another machine. ca_file: PEM certificates to trust
-    beside the system's. Proxies are those of the environment (`HTTPS_PROXY`, `NO_PROXY`...) or of the system. Raises
-    LinkRefused where that cannot be.
+    token: sent as `Authorization: Bearer`, never in clear text to another machine; or what gives it. ca_file: PEM
+    certificates to trust beside the system's. Proxies are those of the environment (`HTTPS_PROXY`, `NO_PROXY`...) or of
+    the system. Raises LinkRefused where that cannot be.
     """
 
     def __init__(
@@ -212,14 +214,14 @@ class Link:
         server: str,
         hello: Hello,
         report: Callable[[LinkEvent], None],
-        token: str | None = None,
+        token: str | TokenProvider | None = None,
         ca_file: str | Path | None = None,
     ) -> None:
         self.url, self.hello, self.report = verifier_url(server), hello, report
         parts = address_of(server)
         if token and in_clear_text(server):
             raise LinkRefused(f"{self.url} would carry the token in clear text; use wss://")
-        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self._token, self._provider = (None, token) if callable(token) else (token, None)
         self._proxied = not is_loopback(parts.hostname)
         self._tls = tls_context(ca_file) if parts.scheme == "wss" else None
         self.traffic = Traffic()
@@ -281,15 +283,28 @@ class Link:
     async def _dial(self) -> tuple[ClientConnection, Welcome, float]:
         """A new connection whose handshake is done, and the seconds between HELLO and WELCOME."""
         try:
-            dialled = await self._greeted(self._patience)
+            dialled = await self._greeted(self._patience, await self._headers())
         except TimeoutError:
             self._patience = min(2 * self._patience, LONGEST_TIMEOUT)
+            raise
+        except InvalidStatus:
+            if self._provider:
+                self._token = None
             raise
         self._rtt = dialled[2]
         self._patience = min(max(CONNECT_TIMEOUT, ROUND_TRIPS * self._rtt), LONGEST_TIMEOUT)
         return dialled
 
-    async def _greeted(self, patience: float) -> tuple[ClientConnection, Welcome, float]:
+    async def _headers(self) -> dict[str, str]:
+        """Raises OSError if a token is needed and there is none."""
+        if self._provider and not self._token:
+            try:
+                self._token = await self._provider()
+            except Exception as error:
+                raise OSError(f"no token: {error}") from error
+        return {"Authorization": f"Bearer {self._token}"} if self._token else {}
+
+    async def _greeted(self, patience: float, headers: dict[str, str]) -> tuple[ClientConnection, Welcome, float]:
         """patience: seconds for each phase. Raises TimeoutError, and what a network does."""
         async with asyncio.timeout(patience) as phase:
             connection = await _Connect(
@@ -303,7 +318,7 @@ class Link:
                 ping_timeout=20,
                 proxy=True if self._proxied else None,
                 happy_eyeballs_delay=ADDRESS_DELAY,
-                additional_headers=self._headers,
+                additional_headers=headers,
                 ssl=self._tls,
             )
             try:

@@ -8,6 +8,7 @@ import hashlib
 import json
 import ssl
 import struct
+import subprocess
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,11 @@ from typing import Any
 import pytest
 import trustme
 
+from android_demo.ci import core
 from outrider_core.protocol.wire import Error, Hello, Open, Welcome, decode_client, encode
 from tests.android.device import Device
+from tests.broken_network import available, command_in_it
+from tests.waiting import HANG
 
 GUID = "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 BINARY, TEXT, CLOSE, PING, PONG = 0x82, 0x81, 0x88, 0x89, 0x8A
@@ -267,3 +271,12 @@ def test_tls_checks_who_it_is(classpath: list[Path], folders: dict[str, Path], t
                 await converse(classpath, folders["bundle"], [nothing], tls, seconds=5, **settings)
 
     asyncio.run(run())
+
+
+def test_the_second_address_is_reached_within_a_second(classpath: list[Path]) -> None:
+    if not available():
+        pytest.skip("no network of its own can be made here")
+    by_the_system = "-Djava.net.preferIPv6Addresses=system"  # as on Android; else IPv4 comes first
+    dial = core.java(classpath, by_the_system, "dev.outrider.core.link.FirstAddressKt", "{}")
+    done = subprocess.run(command_in_it(*dial), capture_output=True, text=True, timeout=HANG)
+    assert 0.2 < float(done.stdout) < 1, done.stderr

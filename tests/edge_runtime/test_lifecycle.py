@@ -8,10 +8,14 @@ import time
 from collections.abc import Awaitable, Callable
 
 import pytest
+from websockets.asyncio.server import ServerConnection, serve
+from websockets.http11 import Request, Response
 
 from benchmarks.links import EmulatedLink
-from edge_runtime.link.websocket import LinkDown, LinkUp
-from tests.edge_runtime.test_silent_link import Device, Greeter, holds, linked
+from edge_runtime.link.websocket import Link, LinkDown, LinkEvent, LinkUp
+from outrider_core.protocol.wire import SUBPROTOCOL
+from tests.edge_runtime.test_silent_link import HELLO, Device, Greeter, holds, linked
+from tests.waiting import HANG
 
 
 class Clock:
@@ -83,3 +87,44 @@ def test_a_connection_that_slept_through_its_end_is_dialled_anew(monkeypatch: py
         await holds(lambda: len(greeter.connections) == 2)
 
     run(test)
+
+
+def test_a_token_that_was_refused_is_asked_for_again() -> None:
+    tokens, sent = iter(["first", "second", "third"]), list[str]()
+
+    async def provider() -> str:
+        return next(tokens)
+
+    def let_in(connection: ServerConnection, request: Request) -> Response | None:
+        sent.append(request.headers["Authorization"])
+        return None if sent[-1] == "Bearer second" else connection.respond(401, "no entry\n")
+
+    async def test() -> None:
+        events, serving = asyncio.Queue[LinkEvent](), Greeter().serve
+        subprotocols = [SUBPROTOCOL]
+        async with serve(serving, "127.0.0.1", 0, subprotocols=subprotocols, process_request=let_in) as server:  # type: ignore[arg-type]
+            link = Link(f"127.0.0.1:{server.sockets[0].getsockname()[1]}", HELLO, events.put_nowait, provider)
+            running = asyncio.create_task(link.run())
+            async with asyncio.timeout(HANG):
+                assert await events.get() == LinkDown("no entry", refused=True)
+                assert isinstance(await events.get(), LinkUp)
+                link.network_changed()
+                assert isinstance(await events.get(), LinkDown)
+                assert isinstance(await events.get(), LinkUp)
+            running.cancel()
+        assert sent == ["Bearer first", "Bearer second", "Bearer second"]
+
+    asyncio.run(test())
+
+
+def test_a_failing_token_provider_is_a_link_that_is_down() -> None:
+    async def provider() -> str:
+        raise ValueError("signed out")
+
+    async def test() -> None:
+        events = asyncio.Queue[LinkEvent]()
+        running = asyncio.create_task(Link("127.0.0.1:1", HELLO, events.put_nowait, provider).run())
+        assert await asyncio.wait_for(events.get(), HANG) == LinkDown("no token: signed out")
+        running.cancel()
+
+    asyncio.run(test())

@@ -86,6 +86,9 @@ export interface Socket {
   close(): void;
 }
 
+/** Gives a bearer token, which may have expired when it is asked for again. */
+export type TokenProvider = () => Promise<string>;
+
 export type MakeSocket = (url: string, protocols: string[]) => Socket;
 
 /**
@@ -125,7 +128,8 @@ export class Link {
   /** While there is a connection. */
   welcome: Welcome | null = null;
   private socket: Socket | null = null;
-  private readonly protocols: string[];
+  /** What `token` gave; null: it is to be asked. */
+  private bearer: string | null = null;
   private closed = false;
   /** Ends the pause between two attempts, and the wait for a connection's end. */
   private wake: () => void = () => {};
@@ -147,23 +151,23 @@ export class Link {
   /** Bytes that were not on their way when it was last asked to speak. */
   private unsent = Number.POSITIVE_INFINITY;
 
-  /** token: travels as a subprotocol, as browsers set no headers. Throws LinkRefused. */
+  /**
+   * token: travels as a subprotocol, as browsers set no headers; or what gives it, before the first dial and again after one
+   * that failed, as browsers do not tell a refusal. Throws LinkRefused.
+   */
   constructor(
     server: string,
     private hello: Hello,
     private readonly report: (event: LinkEvent) => void,
-    token: string | null = null,
+    private readonly token: string | TokenProvider | null = null,
     private readonly makeSocket: MakeSocket = (url, protocols) => new WebSocket(url, protocols) as unknown as Socket,
   ) {
     const url = verifierUrl(server);
     this.url = url.href;
-    if (token && !/^[\w!#$%&'*+.^`|~-]+$/.test(token)) {
-      throw new LinkRefused("the token holds characters that a browser cannot send; ask for another one");
-    }
+    if (typeof token === "string") checkToken(token);
     if (token && url.protocol === "ws:" && !LOOPBACK.includes(url.hostname)) {
       throw new LinkRefused(`${url.href} would carry the token in clear text; use wss://`);
     }
-    this.protocols = token ? [SUBPROTOCOL, `bearer.${token}`] : [SUBPROTOCOL];
   }
 
   /** Connect, receive, reconnect, as long as `stay` wants it and until `close`. */
@@ -211,7 +215,10 @@ export class Link {
   stay(seconds: number): void {
     if (this.closed) return;
     clearTimeout(this.hangingUp);
-    if (seconds <= 0) return this.rest();
+    if (seconds <= 0) {
+      this.rest();
+      return;
+    }
     const stale = Date.now() > this.end;
     this.end = Date.now() + 1000 * seconds;
     if (seconds < Number.POSITIVE_INFINITY) this.hangingUp = setTimeout(() => this.rest(), 1000 * seconds);
@@ -296,8 +303,8 @@ export class Link {
   }
 
   /** A new connection whose handshake is done. */
-  private dial(stopped?: Promise<never>): Promise<Connection> {
-    const socket = this.makeSocket(this.url, this.protocols);
+  private async dial(stopped?: Promise<never>): Promise<Connection> {
+    const socket = this.makeSocket(this.url, await this.protocols());
     socket.binaryType = "arraybuffer";
     let timer: ReturnType<typeof setTimeout> | undefined;
     const greeted = new Promise<Connection>((resolve, reject) => {
@@ -328,9 +335,18 @@ export class Link {
     return Promise.race(stopped ? [greeted, stopped] : [greeted])
       .catch(error => {
         abandon(socket);
+        this.bearer = null;
         throw error;
       })
       .finally(() => clearTimeout(timer));
+  }
+
+  private async protocols(): Promise<string[]> {
+    if (!this.token) return [SUBPROTOCOL];
+    const token = this.bearer ?? (typeof this.token === "string" ? this.token : await this.token());
+    checkToken(token);
+    this.bearer = token;
+    return [SUBPROTOCOL, `bearer.${token}`];
   }
 
   /** From now on `connection` is the link. */
@@ -408,6 +424,11 @@ export class Link {
       };
     });
   }
+}
+
+function checkToken(token: string): void {
+  if (/^[\w!#$%&'*+.^`|~-]*$/.test(token)) return;
+  throw new LinkRefused("the token holds characters that a browser cannot send; ask for another one");
 }
 
 const STOPPED = new Error("stopped");

@@ -86,7 +86,7 @@ internal fun device(
         patience = Patience(
             patience.double("open"), patience.double("connect"), patience.double("silence"), patience.double("offline"),
         ),
-        token = settings.field<String?>("token"),
+        token = settings.field<String?>("token")?.let { { it } },
         tls = settings.field<String?>("ca_file")?.let { trusting(File(it).inputStream()) },
     )
     val pinned = Pinned(

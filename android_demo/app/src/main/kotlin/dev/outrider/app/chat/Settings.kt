@@ -30,6 +30,6 @@ data class Settings(
     /** [token]: for an address that asks for one. Clear text goes to this machine and the emulator's host alone. */
     fun options(token: String?): Options = Options(
         Policy(writer, onReturn, if (sure) Offline.PAUSE else Offline.SENTENCE, understudy = understudy),
-        token = token?.trim()?.ifEmpty { null }, clearText = LOOPBACK + EMULATOR_HOST,
+        token = token?.trim()?.ifEmpty { null }?.let { { it } }, clearText = LOOPBACK + EMULATOR_HOST,
     )
 }

@@ -42,8 +42,8 @@ internal fun nextPatience(patience: Double, rtt: Double?): Double =
 /** Seconds after which an unanswered ping ends the connection. */
 private const val PING_TIMEOUT = 20.0
 
-/** Where a verifier is, and how it is spoken to. */
-internal class Destination(val address: URI, val headers: Map<String, String>, val tls: SSLSocketFactory?)
+/** Where a verifier is, and whom to trust there. */
+internal class Destination(val address: URI, val tls: SSLSocketFactory?)
 
 /**
  * One connection to a verifier, from dialling on. Frames leave through a thread of their own, so that nothing waits for
@@ -70,12 +70,12 @@ internal class Connection(
     private var pinged = 0L
 
     /** Dial and shake hands; once. Raises [IOException], or [LinkRefused] where it will never be otherwise. */
-    fun open(hello: Hello): LinkUp {
+    fun open(hello: Hello, headers: Map<String, String>): LinkUp {
         val end = System.nanoTime() + (1e9 * patience).toLong()
         fun remaining() = maxOf(1, (end - System.nanoTime()) / 1_000_000).toInt()
         try {
             val raw = dialling.connect(addressesOf(destination.address), ::remaining)
-            return shakeHands(raw, hello)
+            return shakeHands(raw, hello, headers)
         } catch (error: Exception) {
             abort()
             throw when {
@@ -98,12 +98,12 @@ internal class Connection(
         }
     }
 
-    private fun shakeHands(raw: Socket, hello: Hello): LinkUp {
+    private fun shakeHands(raw: Socket, hello: Hello, headers: Map<String, String>): LinkUp {
         val address = destination.address
         val secure = address.scheme == "wss"
         val carrier = if (secure) phase(raw) { secured(raw, address, destination.tls ?: systemTls()) } else raw
         socket = WebSocket(carrier, MAX_SERVER_FRAME)
-        phase(raw) { socket.shakeHands(address, SUBPROTOCOL, destination.headers) }
+        phase(raw) { socket.shakeHands(address, SUBPROTOCOL, headers) }
         val asked = System.nanoTime()
         val answer = phase(raw) {
             socket.send(encode(hello))

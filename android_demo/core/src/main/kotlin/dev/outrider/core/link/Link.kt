@@ -44,15 +44,16 @@ private const val RENEWALS = 10
 /**
  * Keeps one connection to [server] alive, as long as [stay] wants one, and hands events to [report].
  *
- * token: sent as `Authorization: Bearer`. tls: whom to trust. clearText: hosts that may be spoken to without TLS; an
- * app for the emulator may add 10.0.2.2. wall: milliseconds on a clock that runs while the device sleeps. Raises
- * [LinkRefused] for an address that is none, or that would carry prompts in clear text to another machine.
+ * token: gives what is sent as `Authorization: Bearer`, as of [Authorization]. tls: whom to trust. clearText: hosts that
+ * may be spoken to without TLS; an app for the emulator may add 10.0.2.2. wall: milliseconds on a clock that runs while
+ * the device sleeps. Raises [LinkRefused] for an address that is none, or that would carry prompts in clear text to
+ * another machine.
  */
 internal class Link(
     server: String,
     hello: Hello,
     private val report: (LinkEvent) -> Unit,
-    token: String? = null,
+    token: (suspend () -> String)? = null,
     tls: SSLSocketFactory? = null,
     clearText: Set<String> = LOOPBACK,
     private val timer: ScheduledExecutorService =
@@ -78,9 +79,8 @@ internal class Link(
 
     /** Where the verifier is, for people. */
     val url = verifierUrl(server)
-    private val destination = Destination(
-        parseAddress(url), if (token == null) emptyMap() else mapOf("Authorization" to "Bearer $token"), tls,
-    )
+    private val destination = Destination(parseAddress(url), tls)
+    private val authorization = Authorization(token)
     private val runner = thread(start = false, isDaemon = true, name = "outrider-link") { run() }
     private val wanted = Semaphore(0) // released where it is to be dialled at once
     private val lock = Any() // of what is below, and of the order of reports
@@ -116,7 +116,6 @@ internal class Link(
         if (destination.address.scheme == "ws" && bareHost(destination.address) !in clearText) {
             throw LinkRefused("$url would carry the conversation in clear text; use wss://")
         }
-        if (token != null && token.any { it < ' ' }) throw LinkRefused("the token holds a line break")
     }
 
     /**
@@ -225,9 +224,12 @@ internal class Link(
 
     /** Dial, and learn from how that went how long to wait the next time. */
     private fun opened(dialled: Connection): LinkUp = try {
-        dialled.open(hello).also { patience = nextPatience(patience, it.rtt) }
+        dialled.open(hello, authorization.headers()).also { patience = nextPatience(patience, it.rtt) }
     } catch (error: SocketTimeoutException) {
         patience = nextPatience(patience, null)
+        throw error
+    } catch (error: LinkRefused) {
+        authorization.refused()
         throw error
     }
 

@@ -60,16 +60,17 @@ private const val CLOSE_SECONDS = 5L
 
 /**
  * What an app decides. policy: who writes, and what becomes of text written alone. lookup: draft what followed when
- * this text, or an earlier answer of this runtime, stood at the same tokens. token: for an address that asks for one.
- * tls: whom to trust ([trusting]). clearText: hosts that may be spoken to without TLS. logger: takes what a developer
- * wants to know. idle: seconds without an answer after which the connection is closed; nothing is sent or dialled from
+ * this text, or an earlier answer of this runtime, stood at the same tokens. token: gives the one that the address asks
+ * for; called before the first dial, and again once it was refused, as it may have expired. tls: whom to trust
+ * ([trusting]). clearText: hosts that may be spoken to without TLS. logger: takes what a developer wants to know. idle:
+ * seconds without an answer after which the connection is closed; nothing is sent or dialled from
  * then on until the next answer.
  */
 public data class Options(
     val policy: Policy = Policy(),
     val patience: Patience = Patience(),
     val lookup: Boolean = true,
-    val token: String? = null,
+    val token: (suspend () -> String)? = null,
     val tls: SSLSocketFactory? = null,
     val clearText: Set<String> = LOOPBACK,
     val logger: Logger? = null,

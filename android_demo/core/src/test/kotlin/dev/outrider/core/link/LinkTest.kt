@@ -1,14 +1,19 @@
 package dev.outrider.core.link
 
+import dev.outrider.core.Peer
+import dev.outrider.core.next
+import dev.outrider.core.protocol.Close
 import dev.outrider.core.protocol.Hello
+import java.util.concurrent.LinkedBlockingQueue
 import kotlin.test.Test
 import kotlin.test.assertEquals
 import kotlin.test.assertFailsWith
+import kotlin.test.assertIs
 import kotlin.test.assertTrue
 
 class LinkTest {
     private fun link(server: String, token: String? = null, clearText: Set<String> = LOOPBACK) =
-        Link(server, Hello(1, "t", "d"), {}, token, clearText = clearText)
+        Link(server, Hello(1, "t", "d"), {}, token?.let { { it } }, clearText = clearText)
 
     @Test
     fun addressesMayBeShort() {
@@ -35,7 +40,34 @@ class LinkTest {
         for (server in odd) {
             assertFailsWith<LinkRefused>(server) { link(server) }
         }
-        assertFailsWith<LinkRefused> { link("localhost:1", "two\r\nlines") }
+    }
+
+    @Test
+    fun aTokenThatWasRefusedIsAskedForAgain() {
+        Peer(setOf("second")).use { peer ->
+            val tokens = ArrayDeque(listOf("two\r\nlines", "first", "second", "third"))
+            val events = LinkedBlockingQueue<LinkEvent>()
+            val link = Link(peer.address, Hello(1, "t", "d"), events::add, { tokens.removeFirst() })
+            link.stay(Double.POSITIVE_INFINITY)
+            val downs = List(2) { assertIs<LinkDown>(events.next()) }
+            assertEquals(listOf("the token holds a line break", "no entry"), downs.map { it.reason })
+            assertTrue(downs.all { it.refused })
+            assertIs<LinkUp>(events.next())
+            link.networkChanged()
+            assertIs<LinkDown>(events.next())
+            assertIs<LinkUp>(events.next())
+            assertEquals(listOf("first", "second", "second").map { "Bearer $it" }, peer.dials.toList())
+            link.close(Close(1))
+        }
+    }
+
+    @Test
+    fun aFailingTokenProviderIsALinkThatIsDown() {
+        val events = LinkedBlockingQueue<LinkEvent>()
+        val link = Link("127.0.0.1:1", Hello(1, "t", "d"), events::add, { error("signed out") })
+        link.stay(Double.POSITIVE_INFINITY)
+        assertEquals("no token: signed out", assertIs<LinkDown>(events.next()).reason)
+        link.close(Close(1))
     }
 
     @Test
