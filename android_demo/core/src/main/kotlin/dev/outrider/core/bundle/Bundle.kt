@@ -6,12 +6,13 @@ import dev.outrider.core.protocol.OutriderError
 import dev.outrider.core.protocol.RowShape
 import java.io.File
 import java.io.FileNotFoundException
+import java.io.InputStream
 import java.nio.ByteBuffer
 import java.nio.ByteOrder
 import java.security.MessageDigest
 
 private const val FORMAT_VERSION = 2L
-private const val MANIFEST = "manifest.json"
+internal const val MANIFEST = "manifest.json"
 private val SENTENCE_ENDS = setOf('.', '!', '?', '。')
 
 /** The folder is not a usable bundle. The message is one line that says what to do. */
@@ -268,11 +269,11 @@ internal fun sentenceEnds(tokenizer: Tokenizer, vocabSize: Int): Set<Int> =
     }
 
 /** SHA-256 of a file's bytes, in hexadecimal. */
-internal fun sha256(file: File): String {
+internal fun sha256(file: File): String = file.inputStream().use(::sha256)
+
+internal fun sha256(stream: InputStream): String {
     val digest = MessageDigest.getInstance("SHA-256")
-    file.inputStream().use { stream ->
-        val buffer = ByteArray(1 shl 16)
-        generateSequence { stream.read(buffer).takeIf { it >= 0 } }.forEach { digest.update(buffer, 0, it) }
-    }
+    val buffer = ByteArray(1 shl 16)
+    generateSequence { stream.read(buffer).takeIf { it >= 0 } }.forEach { digest.update(buffer, 0, it) }
     return digest.digest().toHex()
 }

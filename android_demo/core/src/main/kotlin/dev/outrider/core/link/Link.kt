@@ -44,10 +44,10 @@ private const val RENEWALS = 10
 /**
  * Keeps one connection to [server] alive, as long as [stay] wants one, and hands events to [report].
  *
- * token: gives what is sent as `Authorization: Bearer`, as of [Authorization]. tls: whom to trust. clearText: hosts that
- * may be spoken to without TLS; an app for the emulator may add 10.0.2.2. wall: milliseconds on a clock that runs while
- * the device sleeps. Raises [LinkRefused] for an address that is none, or that would carry prompts in clear text to
- * another machine.
+ * token: gives what is sent as `Authorization: Bearer`, as of [Authorization]. tls: whom to trust. clearText: hosts
+ * that may be spoken to without TLS; an app for the emulator may add 10.0.2.2. wall: milliseconds on a clock that runs
+ * while the device sleeps. Raises [LinkRefused] for an address that is none, or that would carry prompts in clear text
+ * to another machine.
  */
 internal class Link(
     server: String,
