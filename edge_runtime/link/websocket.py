@@ -221,7 +221,8 @@ class Link:
         parts = address_of(server)
         if token and in_clear_text(server):
             raise LinkRefused(f"{self.url} would carry the token in clear text; use wss://")
-        self._token, self._provider = (None, token) if callable(token) else (token, None)
+        self._provider = token if callable(token) else None
+        self._token = None if callable(token) else token  # None: the provider is to be asked
         self._proxied = not is_loopback(parts.hostname)
         self._tls = tls_context(ca_file) if parts.scheme == "wss" else None
         self.traffic = Traffic()

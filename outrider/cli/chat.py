@@ -255,7 +255,7 @@ class Chat:
         if not self._has_verifier:
             self._output.note("no verifier: everything is written on this device, unverified")
         elif wanted == "on":
-            if self._alone is None:  # with the same engine; the link stays up beside it
+            if self._alone is None:  # with the same engine
                 options = replace(self._options.runtime(), engine=self._linked.drafter.engine)
                 self._alone = await self._stack.enter_async_context(EdgeRuntime(self._bundle, None, options))
             self._use(self._alone)

@@ -23,6 +23,9 @@ internal class Peer(private val tokens: Set<String>? = null) : Closeable {
     private val sockets = CopyOnWriteArrayList<Socket>()
     val address = "127.0.0.1:${server.localPort}"
 
+    /** Connections that are open. */
+    val connected get() = sockets.size
+
     /** The `Authorization` of every dial. */
     val dials = CopyOnWriteArrayList<String>()
 
@@ -62,6 +65,7 @@ internal class Peer(private val tokens: Set<String>? = null) : Closeable {
         // the device has hung up
     } finally {
         socket.close()
+        sockets -= socket
     }
 
     private fun line(input: DataInputStream): String =

@@ -2,6 +2,7 @@ package dev.outrider.core.runtime
 
 import dev.outrider.core.HashEngine
 import dev.outrider.core.HashModel
+import dev.outrider.core.Peer
 import dev.outrider.core.bundle.Bundle
 import dev.outrider.core.bundle.ChatTemplate
 import dev.outrider.core.bundle.Manifest
@@ -18,6 +19,7 @@ import dev.outrider.core.events.LinkChange
 import dev.outrider.core.events.LinkState
 import dev.outrider.core.events.Provisional
 import dev.outrider.core.events.Shown
+import dev.outrider.core.eventually
 import dev.outrider.core.protocol.FinishReason
 import dev.outrider.core.protocol.OutriderError
 import dev.outrider.core.protocol.Sampling
@@ -158,6 +160,34 @@ class EdgeRuntimeTest {
             assertTrue(events.filterIsInstance<Provisional>().all { it.writer == Writer.UNDERSTUDY })
         }
         assertTrue(model.closed && !understudy.loaded)
+    }
+
+    @Test
+    fun trimmingMemoryUnloadsTheUnderstudyUntilItIsNeeded() = runBlocking {
+        val understudy = Understudy(letters::decode) { HashModel(50) }
+        runtime(understudy = understudy).use { runtime ->
+            repeat(2) {
+                assertIs<Finished>(runtime.generate("Why?", Request(12)).toList().last())
+                assertTrue(understudy.loaded)
+                runtime.trimMemory()
+                eventually { !understudy.loaded }
+            }
+        }
+    }
+
+    @Test
+    fun connectsOnTheScreenAndForAnAnswer() = Peer().use { peer ->
+        runtime(peer.address).use { runtime ->
+            assertEquals(0, peer.dials.size)
+            runtime.foreground()
+            eventually { runtime.roundTrip != null }
+            assertEquals(1, peer.dials.size)
+            runtime.background()
+            eventually { peer.frames.lastOrNull() == 0x88 }
+            runBlocking { runtime.generate("Why?").first { it is Provisional } } // the peer never answers
+            assertTrue(peer.dials.size > 1)
+            eventually { peer.connected == 0 }
+        }
     }
 
     @Test
