@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Cores:
-    """Which cores the verifier and the device run on; empty: wherever the system puts them."""
+    """Cores for the verifier and the device; empty: wherever the system puts them."""
 
     verifier: frozenset[int] = frozenset()
     device: frozenset[int] = frozenset()
@@ -27,7 +27,7 @@ class Cores:
 
     @contextmanager
     def of(self, cores: frozenset[int]) -> Iterator[None]:
-        """What is started within runs on `cores`: threads and processes inherit them."""
+        """Run threads and processes that are started within on `cores`."""
         before = os.sched_getaffinity(0) if cores else set()
         try:
             if cores:

@@ -72,7 +72,7 @@ def live_panel(console: Console) -> Iterator[Live]:
 
 
 async def ask(runtime: EdgeRuntime, question: str, console: Console) -> Finished:
-    """One answer with the link up."""
+    """Ask for one answer with the link up."""
     state, last = "connecting", None
     with live_panel(console) as live:
         async for event in runtime.generate(question, max_new_tokens=MAX_NEW):
@@ -94,7 +94,7 @@ async def decode_plainly(runtime: EdgeRuntime, plain: VerifierProcess, question:
 
 
 async def ask_in_trees(runtime: EdgeRuntime, question: str, console: Console) -> Finished:
-    """One answer by trees, whose drafted and accepted tokens are told apart from the target's own."""
+    """Ask for one answer by trees, with drafted and accepted tokens shown apart from the target's own."""
     body, shown, drafted, last = Text(), "", 0, None
     with live_panel(console) as live:
         async for event in runtime.generate(question, max_new_tokens=MAX_NEW):
@@ -114,7 +114,7 @@ async def ask_in_trees(runtime: EdgeRuntime, question: str, console: Console) ->
 async def ask_with_cut(
     runtime: EdgeRuntime, verifier: VerifierProcess, console: Console
 ) -> tuple[Finished, dict[str, Any]]:
-    """One answer whose verifier is killed in the middle and started again."""
+    """Ask for one answer whose verifier is killed in the middle and started again."""
     state, note, count, alone = "connecting", "", 0, 0
     killed = restarted = resumed = 0.0
     rolled_back = kept = 0

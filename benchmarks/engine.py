@@ -341,7 +341,7 @@ def _draft(ahead: Sequence[int], rng: random.Random, nodes: int) -> TokenTree:
 
 
 def describe_device(device: torch.device) -> str:
-    """What a torch device is, and on a CPU the number of threads, for a table's title."""
+    """Name a torch device, and on a CPU the number of threads, for a table's title."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"{describe_machine()}, {torch.get_num_threads()} threads"

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class _Counts:
-    """What came of all answers so far. stalls: seconds to the first token alone."""
+    """Outcomes of all answers so far. stalls: seconds to the first token alone."""
 
     faults: int = 0
     begun: int = 0
@@ -114,7 +114,7 @@ def harmed(figures: Figures) -> int:
 
 
 async def _break(link: LabLink, rng: random.Random, profile: Profile) -> None:
-    """One to five faults; between them some rounds get through."""
+    """Cause one to five faults, between which some rounds get through."""
     for _ in range(rng.randint(1, 5)):
         await asyncio.sleep(rng.expovariate(1 / (0.8 + 4 * profile.rtt / 1000)))
         if rng.random() < 0.6:

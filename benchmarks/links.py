@@ -76,7 +76,7 @@ class LabLink:
 
     @property
     def address(self) -> str:
-        """Where the device dials."""
+        """Address that the device dials."""
         raise NotImplementedError
 
     def cut(self) -> None:
@@ -84,7 +84,7 @@ class LabLink:
         raise NotImplementedError
 
     def strand(self) -> None:
-        """What is sent over connections that are open now reaches nobody, however long they stay open."""
+        """Drop everything sent over the connections that are open now, however long they stay open."""
         raise NotImplementedError
 
     @contextlib.asynccontextmanager
@@ -216,7 +216,7 @@ class _Pipe:
         self.writer.transport.abort()
 
     def _swallows(self) -> bool:
-        """Whether what comes now reaches nobody; what is behind it does not either, as TCP keeps the order."""
+        """Return whether bytes are dropped now; later ones are too, as TCP keeps the order."""
         self.dead = self.dead or self.link.silent
         return self.dead
 

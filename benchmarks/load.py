@@ -71,7 +71,7 @@ SETTLE = 2.0
 
 @dataclass
 class Stage:
-    """What all phases share. server: None where it was not started here; memory: None where its pid is unknown."""
+    """State shared by all phases. server: None where it was not started here; memory: None where its pid is unknown."""
 
     options: argparse.Namespace
     console: Console
@@ -225,7 +225,7 @@ def bar(console: Console, text: str, total: float) -> Iterator[Progress]:
 
 
 async def measure_idle(stage: Stage, count: int) -> Figures:
-    """What `count` idle connections behind their handshake cost the verifier in resident memory."""
+    """Measure the verifier's resident memory for `count` idle connections after their handshake."""
     memory = stage.memory
     assert memory is not None  # main() has checked
     gate, close, opened = asyncio.Semaphore(TOGETHER), asyncio.Event(), 0

@@ -97,7 +97,7 @@ class Dial:
 
 @dataclass(frozen=True)
 class Answer:
-    """What the target says to a prompt, in token ids. finish: FINISH_* of the last of them."""
+    """The target's answer to a prompt, in token ids. finish: FINISH_* of the last of them."""
 
     prompt: tuple[int, ...]
     truth: tuple[int, ...]
@@ -198,7 +198,7 @@ class Habits:
 
 
 class Device:
-    """One of a phase's devices: prompt after prompt until `stop`, each checked verdict by verdict.
+    """A device of a phase: sends prompt after prompt until `stop` and checks every verdict.
 
     `tally` gets what is measured; `place` is the device's row in it. seed: any text.
     """
@@ -243,7 +243,7 @@ class Device:
             await self._pause(self._time_rng.expovariate(1 / self._habits.think) if self._habits.think else 0)
 
     async def travel(self) -> None:
-        """One way through the simulated network."""
+        """Pass through the simulated network one way."""
         habits = self._habits
         delay = habits.rtt / 2 + self._time_rng.uniform(0, habits.jitter)
         if delay > 0:
@@ -326,7 +326,7 @@ class _Conversation:
 def wrong_tokens(
     verdict: Verdict, tree: TokenTree, path: list[int], base_len: int, answer: Answer, done: int, budget: int
 ) -> int:
-    """How many tokens differ from the truth; at least 1 for a verdict that is wrong in any other way.
+    """Count tokens that differ from the truth; at least 1 for a verdict that is wrong in any other way.
 
     path: the nodes that must be accepted, but for the last ones of a tree beyond `budget`, which the verifier may have
     pruned (the verdict's own budget is of the moment after, and may be larger again). done: tokens of the answer that

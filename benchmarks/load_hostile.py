@@ -111,7 +111,7 @@ class Companion:
         return tree
 
     async def _receive(self, connection: ClientConnection) -> Opened | Verdict | Error | None:
-        """One message; a verdict moves this side on."""
+        """Receive one message; a verdict advances this side."""
         message = decode_server(await connection.recv(decode=False))
         name = f"got error {message.code}" if isinstance(message, Error) else f"got {type(message).__name__}"
         self.counts[name] += 1

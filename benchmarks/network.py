@@ -171,7 +171,7 @@ class Bench:
             self.pass_ = {"token": TOKEN, "ca_file": self._laboratory.ca_file}
 
     def link(self, port: int, profile: Profile | None, seed: int) -> EmulatedLink | PacketLink:
-        """One of `profile` to a verifier of this bench."""
+        """Open a link of `profile` to a verifier of this bench."""
         if self._laboratory:
             return PacketLink(self._laboratory, port, profile, seed, dilation=self.options.dilation)
         return EmulatedLink(port, profile, seed, dilation=self.options.dilation)
@@ -299,7 +299,7 @@ async def measure_profile(bench: Bench, profile: Profile) -> Figures:
 
 
 async def per_token(bench: Bench, link: LabLink, number: int, run: Run) -> None:
-    """One call for each token, as a client without a drafter and without streaming makes."""
+    """Make one call for each token, as a client without a drafter and without streaming does."""
     options, dilation = bench.options, bench.options.dilation
     answer = await call_per_token(
         link.address, bench.bundle, bench.prompts[number], options.max_new_tokens, 10 * dilation, **bench.pass_

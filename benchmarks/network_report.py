@@ -50,7 +50,7 @@ def show(figures: Figures, console: Console) -> None:
 
 
 def ratios(rows: Figures) -> dict[str, float | None]:
-    """What the modes of one profile say beside each other; None where one of them was not measured.
+    """Return ratios between the modes of one profile; None if one of them was not measured.
 
     trees: drafting ahead; beside fixed sizes, which do not, serial ones. spared: share of the drafting time between
     verdict and tree that drafting ahead saves.

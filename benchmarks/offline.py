@@ -68,7 +68,7 @@ async def answer(
     options: argparse.Namespace,
     outage: float,
 ) -> Outage:
-    """One answer, with the link down for `outage` seconds in the middle. plain: the target's own."""
+    """Ask for one answer, with the link down for `outage` seconds in the middle. plain: the target's own."""
     watch = OutageWatch(prompt, plain)
 
     async def return_later() -> None:

@@ -9,7 +9,7 @@ from edge_runtime.events import Event, Finished, LinkState, LinkStatus, Provisio
 
 @dataclass
 class Outage:
-    """What one answer's outage brought.
+    """Result of one answer's outage.
 
     first: seconds from the moment at which the target was known to be silent (the deadline of its reply, or the link's
     end) to the first token shown alone. twentieth: from the same moment to when the 20th token was written of those

@@ -86,7 +86,7 @@ class Laboratory:
 
     @property
     def trust(self) -> ssl.SSLContext:
-        """What knows the verifier's certificate."""
+        """Return the file that contains the verifier's certificate."""
         return ssl.create_default_context(cafile=self.ca_file)
 
     def there(self, call: Callable[[], T]) -> T:
@@ -236,7 +236,7 @@ class PacketLink(LabLink):
         self._stranded.update(self._flows)
 
     def passes(self, packet: bytes, up: bool) -> bool:
-        """Whether it gets through; connections are followed on the way. Anything but TCP does not."""
+        """Return whether a packet gets through; connections are followed. Only TCP does."""
         if packet[0] >> 4 != 4 or packet[9] != socket.IPPROTO_TCP:
             return False
         head = 4 * (packet[0] & 15)

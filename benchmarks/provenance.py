@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def provenance() -> dict[str, str]:
-    """What identifies this run, for the `run` field of a results file.
+    """Identify this run, for the `run` field of a results file.
 
     command: as typed, with files by their names alone; commit: short hash, with "+" where the checkout had changes in
     files that git tracks, "unknown" outside a checkout.

@@ -30,7 +30,7 @@ class Question:
 
 
 def as_question(bundle: Bundle) -> Callable[[str], list[int]]:
-    """What encodes a user's question with the bundle's tokenizer and chat template."""
+    """Return a function that encodes a user's question with the bundle's tokenizer and chat template."""
     return lambda text: bundle.render_chat([{"role": "user", "content": text}])
 
 

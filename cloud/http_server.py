@@ -35,7 +35,7 @@ LAST_SECONDS = 8.0
 
 
 class HttpServer(uvicorn.Server):
-    """One process that serves one verifier.
+    """Serves one verifier from one process.
 
     SIGTERM or SIGINT drains it: /readyz turns 503, devices get ERROR 9, answers under way end, sockets close with 1012,
     the process exits with 0. A second signal ends the process at once. SIGHUP reads token file and certificate
@@ -87,7 +87,7 @@ class HttpServer(uvicorn.Server):
     async def _tls_server(
         self, make: Callable[[], HttpProtocol], *, sock: socket.socket, ssl: ssl.SSLContext, backlog: int
     ) -> TlsServer:
-        """As uvicorn asks for a server."""
+        """Build the server in the form that uvicorn expects."""
         sock.listen(backlog)
         return TlsServer(make, sock, ssl, self.app.gate.request_seconds)
 

@@ -60,7 +60,7 @@ class BlockingRuntime:
         self.close()
 
     def close(self) -> None:
-        """As `EdgeRuntime.close`; an answer on its way is cancelled. A second call does nothing."""
+        """Close as `EdgeRuntime.close` does; cancel an unfinished answer. A second call does nothing."""
         if self._loop.is_closed():
             return
         if self._thread.is_alive():
@@ -72,7 +72,7 @@ class BlockingRuntime:
     def generate(
         self, prompt: str | list[dict[str, Any]] | list[int], **options: Unpack[AnswerKeywords]
     ) -> EventIterator:
-        """As `EdgeRuntime.generate`. Leaving the loop early, also by Ctrl-C, cancels the answer."""
+        """Answer as `EdgeRuntime.generate` does. Leaving the loop early, also by Ctrl-C, cancels the answer."""
         return EventIterator(self, self.runtime.generate(prompt, **options))
 
     def answer(self, prompt: str | list[dict[str, Any]] | list[int], **options: Unpack[AnswerKeywords]) -> Finished:
@@ -88,15 +88,15 @@ class BlockingRuntime:
         tools: Sequence[dict[str, Any]] = (),
         least: int | None = None,
     ) -> FittedMessages:
-        """As `EdgeRuntime.fit_messages`."""
+        """See `EdgeRuntime.fit_messages`."""
         return self.runtime.fit_messages(messages, reserve, tools, least)
 
     def resume(self, record: dict[str, Any]) -> EventIterator:
-        """As `EdgeRuntime.resume`."""
+        """See `EdgeRuntime.resume`."""
         return EventIterator(self, self.runtime.resume(record))
 
     def record(self) -> dict[str, Any] | None:
-        """As `EdgeRuntime.record`."""
+        """See `EdgeRuntime.record`."""
 
         async def read() -> dict[str, Any] | None:
             return self.runtime.record()
@@ -104,15 +104,15 @@ class BlockingRuntime:
         return self._call(read())
 
     def pause(self) -> None:
-        """As `EdgeRuntime.pause`."""
+        """See `EdgeRuntime.pause`."""
         self._call(self.runtime.pause())
 
     def proceed(self) -> None:
-        """As `EdgeRuntime.proceed`."""
+        """See `EdgeRuntime.proceed`."""
         self._call(self.runtime.proceed())
 
     def forget(self) -> None:
-        """As `EdgeRuntime.forget`."""
+        """See `EdgeRuntime.forget`."""
 
         async def forget() -> None:
             self.runtime.forget()
@@ -129,7 +129,7 @@ class BlockingRuntime:
 
     @property
     def link_error(self) -> str:
-        """As `EdgeRuntime.link_error`: why there is no connection."""
+        """See `EdgeRuntime.link_error`: why there is no connection."""
         return self.runtime.link_error
 
     def _call(self, work: Coroutine[Any, Any, Result]) -> Result:

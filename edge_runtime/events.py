@@ -14,7 +14,7 @@ from outrider_core.protocol.ending import FinishReason
 
 @dataclass(frozen=True)
 class Event:
-    """What a user sees after this event: `verified` is the target's, `provisional` was written without it."""
+    """The text that a user sees after this event: `verified` is the target's, `provisional` was written without it."""
 
     verified: str
     provisional: str

@@ -19,7 +19,7 @@ from outrider_core.drafting.row_cost import USUAL
 
 @dataclass(frozen=True)
 class RuntimeOptions:
-    """What an app decides about a runtime.
+    """An app's settings for a runtime.
 
     Attributes:
         policy: Who writes, and what becomes of text that the device wrote alone.

@@ -434,7 +434,7 @@ class EdgeRuntime:
 
     @contextlib.asynccontextmanager
     async def _alone(self) -> AsyncIterator[None]:
-        """One answer at a time, and only where the link is run. Raises RuntimeError."""
+        """Allow one answer at a time, and only while the link runs. Raises RuntimeError."""
         if self._closed:
             raise RuntimeError("this runtime is closed; open another one")
         if self.link and self._link_task is None:

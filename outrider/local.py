@@ -192,7 +192,7 @@ class LocalLink:
             self._connection.receive(frame)
 
     async def flush(self) -> None:
-        """Nothing waits here."""
+        """Do nothing: no message waits here."""
 
     def stay(self, seconds: float) -> None:
         """There is nothing to hang up."""

@@ -70,7 +70,7 @@ def expanded(path: str | Path) -> Path:
 
 
 def why_inaccessible(error: OSError) -> str:
-    """One line on a file or folder that cannot be read or written, and what to do."""
+    """Say in one line why a file or folder cannot be read or written, and what to do."""
     if error.filename is None:
         return str(error)
     remedy = "free some space there" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "give this user access to it"

@@ -28,7 +28,7 @@ FREE_CHUNKS, CHUNK = 256, 256
 
 
 class SocketBounds(Protocol):
-    """What sockets of one server may do.
+    """Limits on the sockets of one server.
 
     Attributes:
         request_seconds: What a client may take for the headers of a request, from the connection's begin, or from the

@@ -108,7 +108,7 @@ def bearer(authorization: str | None, subprotocols: Sequence[str] = ()) -> str |
 
 
 class PageRules:
-    """Which web pages may use a server, by the headers of their requests. Browsers let any page connect.
+    """Decides which web pages may use a server, by the headers of their requests. Browsers let any page connect.
 
     Args:
         origins: Pages that may, beside those of the server itself.

@@ -33,7 +33,7 @@ LATE = Late.LATE
 
 
 class AcceptedPath(NamedTuple):
-    """What the target accepts of a tree.
+    """The part of a tree that the target accepts.
 
     accepted: nodes from the root down; bonus: the target's own token after them; finish: FINISH_*. chances: for each of
     these tokens, where they were asked for.

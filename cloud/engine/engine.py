@@ -78,7 +78,7 @@ class TargetEngine:
     def accept(
         self, segments: Sequence[Segment], logits: Logits | None, until: float = math.inf
     ) -> list[AcceptedPath | None]:
-        """What the target accepts of each segment's tree, None for a prefill chunk. until: see `accept_paths`."""
+        """Return what the target accepts of each tree, None for a prefill chunk. until: see `accept_paths`."""
         if logits is None:
             return [None] * len(segments)
         drafts, tops, row = list[RootedTree](), list[int | None](), 0

@@ -26,7 +26,7 @@ class Extent:
 
 
 class KVPool:
-    """One contiguous extent of the store's rows per owner.
+    """Gives each owner one contiguous extent of the store's rows.
 
     An owner is a session, by its id. Contiguous extents give attention plain views of the store. When rows run short,
     the least recently used extents are evicted; their owners keep token ids and run them through the target again. A

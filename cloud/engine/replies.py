@@ -45,7 +45,7 @@ class RoundReplies:
     def _answer_verify(
         self, session: SessionRecord, request: EngineRequest, message: Verify, path: AcceptedPath
     ) -> None:
-        """One verdict, which is remembered in case the device asks again."""
+        """Send one verdict, and remember it in case the device asks again."""
         base_len = len(session.tokens) - len(path.accepted) - 1
         rows = self._rows(session, base_len + len(path.accepted), 1 + len(path.accepted))
         verdict = self._verdict(request, message, base_len, path, rows)
@@ -58,7 +58,7 @@ class RoundReplies:
     def _answer_generate(
         self, session: SessionRecord, request: EngineRequest, message: Generate, path: AcceptedPath
     ) -> None:
-        """One verdict for each token of the step."""
+        """Send one verdict for each token of the step."""
         base_len = len(session.tokens) - len(path.accepted) - 1
         last = len(session.tokens) - 1
         for at in range(base_len, last + 1):

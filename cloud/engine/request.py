@@ -19,7 +19,7 @@ Reply = ServerMessage | PackedRows
 
 
 class Status(Enum):
-    """Where a request is. Only the thread that has it writes this."""
+    """Stage of a request. Only the thread that has it writes this."""
 
     QUEUED = "queued"  # until the engine thread takes it
     WAITING = "waiting"  # its session takes part in steps until it is answered
@@ -71,7 +71,7 @@ class EngineRequest:
         self.send(reply, True)
 
     def end(self) -> None:
-        """Nothing more is done for it. What it takes memory for goes: a connection may keep it for long."""
+        """End the request and free its memory, as a connection may keep it for long."""
         self.status, self.lookup = Status.ENDED, None
 
     def fail(self, code: int, text: str, retry_after_ms: int = 0) -> None:

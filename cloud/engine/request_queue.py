@@ -33,7 +33,7 @@ RETRY_AFTER_MS = 1000
 
 
 class OpenedAs(StrEnum):
-    """What the verifier still had of a session when its OPEN came; the label of `outrider:opens_total`."""
+    """How much of a session the verifier still had when its OPEN came; the label of `outrider:opens_total`."""
 
     NEW = "new"
     CACHED = "cached"

@@ -25,7 +25,7 @@ class Logits(Protocol):
         positions: Sequence[int],
         adjustments: Sequence[Adjustment | None] = (),
     ) -> list[int]:
-        """One token for each of `rows`, drawn for absolute position positions[i]; a row may be asked for once or more.
+        """Draw one token for each of `rows`, for absolute position positions[i]; a row may occur more than once.
 
         adjustments: made to each row first; (): none to any. `acceptance.NO_TOKEN` where a row holds something
         that is not a number, or no token is allowed.

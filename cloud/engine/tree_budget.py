@@ -231,7 +231,7 @@ class TreeBudget:
         past: float = 0.0,
         slack: float = math.inf,
     ) -> int:
-        """How many further tokens of a step, likeliest first, make it commit most tokens per second; 0 without costs.
+        """Return how many further tokens, likeliest first, make a step commit most tokens per second; 0 without costs.
 
         chances: that each of them is committed. Without them the step, which so many sessions share, runs `tokens`
         tokens and commits `committed`. past: tokens before it, in the mean of these sessions.

@@ -58,7 +58,7 @@ def merge(reports: Mapping[str, bytes]) -> bytes:
 
 
 def disagreement(reports: Mapping[str, bytes]) -> str:
-    """What keeps answers from moving between these replicas: other targets, drafters, arithmetics; "" where nothing."""
+    """Return what keeps answers from moving between these replicas (other targets, drafters, arithmetics), or ""."""
     served: dict[str, list[str]] = {}
     for replica, text in sorted(reports.items()):
         if found := _SERVED.search(text):

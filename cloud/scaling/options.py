@@ -12,7 +12,7 @@ STICKY_ROUTER = "ray.serve.experimental.consistent_hash_router:ConsistentHashRou
 
 
 class Proxy(StrEnum):
-    """What moves bytes between devices and replicas."""
+    """The proxy between devices and replicas."""
 
     PYTHON = "python"
     HAPROXY = "haproxy"
@@ -23,7 +23,7 @@ class ScaleError(Exception):
 
 
 class Scale(BaseModel):
-    """How many replicas, and what each of them gets. Flags of the command and arguments of `build`."""
+    """The number of replicas and their resources. Flags of the command and arguments of `build`."""
 
     model_config = ConfigDict(extra="forbid")
 

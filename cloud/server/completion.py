@@ -184,11 +184,11 @@ class CompletionRecord:
         self._tokens, self._last = self._tokens + 1, now
 
     def finish(self, reason: str) -> None:
-        """It has ended, as far as the target is concerned."""
+        """Mark it finished by the target."""
         self._finish = reason
 
     def close(self, **fields: object) -> None:
-        """Nothing more is sent. One that has not finished was given up by its client."""
+        """Send nothing more. An unfinished one was abandoned by its client."""
         reason, seconds = self._finish or ABORT, time.perf_counter() - self._begun
         self._metrics.finished.labels(reason).inc()
         self._metrics.request_seconds.observe(seconds)

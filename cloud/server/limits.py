@@ -53,7 +53,7 @@ RESERVED_DESCRIPTORS = 64
 
 @dataclass(frozen=True)
 class AccountLimits:
-    """What one account may do, as a line of the token file says. The rates are per second.
+    """Limits of one account, from its line in the token file. The rates are per second.
 
     sessions: streams open at a time, and records kept. connections: WebSockets at a time; 0: twice `sessions`.
     waiting: bytes of messages and bodies that have begun and not ended.
@@ -94,7 +94,7 @@ class Bucket:
 
 
 class Account:
-    """One client of the verifier, and what it holds now.
+    """One client of the verifier and the resources it holds.
 
     streams: sessions open on all its connections, completions that are being prepared included. connections: its
     WebSockets. waiting: bytes of messages and bodies that have begun and not ended. expires: the last day, in UTC, on

@@ -38,7 +38,7 @@ from outrider_core.tracing import trace_of
 
 
 class EngineBackend:
-    """What `verifier` answers by the name of `model`. See Backend.
+    """Answers requests with `verifier` under the name `model`. See Backend.
 
     Args:
         tokenizer: The target's own; chat completions are refused if it has no template.

@@ -26,7 +26,7 @@ VERSION = version("outrider")
 
 
 class Verifier:
-    """What sockets, HTTP endpoints and a runtime in the same process submit requests to: `start` first, `stop` last."""
+    """Accepts requests from sockets, HTTP endpoints and a runtime in the same process: `start` first, `stop` last."""
 
     def __init__(self, model: ServedModel, settings: Settings, accounts: Accounts | None = None) -> None:
         self.target_hash, self.drafter_hash, self.tokenizer = model.target_hash, model.drafter_hash, model.tokenizer

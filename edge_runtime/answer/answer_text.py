@@ -36,7 +36,7 @@ class AnswerText:
             self.provide(token)
 
     def end(self) -> None:
-        """No more comes: what was held back as the beginning of a character or a stop string is shown."""
+        """End the text: show what was held back as the beginning of a character or a stop string."""
         decoder, stops = self._ahead
         if self.provisional:
             self.provisional += stops.push(decoder.flush()) + stops.flush()

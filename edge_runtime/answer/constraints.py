@@ -26,7 +26,7 @@ from outrider_core.protocol.constraint import GRAMMAR_NONE, GRAMMAR_TOOLS, Const
 
 
 class ConstraintUnsupported(ValueError):
-    """Nothing can hold the answer to its constraint. The message is one line."""
+    """No writer can obey the answer's constraint. The message is one line."""
 
 
 class ConstraintSupport:

@@ -124,7 +124,7 @@ class Display:
             self._events.append(LinkState(*self._shown(), status, detail))
 
     def failed(self, why: str) -> None:
-        """What the end will say of an answer that cannot go on."""
+        """Keep the reason for the end of an answer that cannot continue."""
         self._why = why
 
     def _end(self, reason: FinishReason) -> None:

@@ -60,7 +60,7 @@ class UnderstudyFailed:
 
 @dataclass(frozen=True)
 class RulesReady:
-    """What holds the writers to the answer's constraint is there: for the drafter, for the understudy."""
+    """The rules for the answer's constraint are ready: for the drafter, for the understudy."""
 
     session: Session
     rules: tuple[Rules, Rules]

@@ -118,7 +118,7 @@ class DrafterJobs:
 
 
 class UnderstudyJobs:
-    """What one answer asks of the understudy. To be made in the event loop that reads `inbox`."""
+    """One answer's jobs for the understudy. Create it in the event loop that reads `inbox`."""
 
     def __init__(self, session: Session, worker: UnderstudyThread, inbox: asyncio.Queue[InboxEvent]) -> None:
         self._session, self._worker, self._inbox = session, worker, inbox

@@ -10,7 +10,7 @@ from outrider_core.protocol.wire import ClientMessage, Hello, Welcome
 
 
 class VerifierLink(Protocol):
-    """What carries messages to one verifier and back: `edge_runtime.link.websocket.Link`, `outrider.local.LocalLink`.
+    """Carries messages to one verifier and back: `edge_runtime.link.websocket.Link`, `outrider.local.LocalLink`.
 
     It reports LinkUp, LinkDown, Arrived, LinkRefused and EngineFailed in the event loop's thread, in order.
     """
@@ -47,7 +47,7 @@ class VerifierLink(Protocol):
 
 
 class LinkMaker(Protocol):
-    """What makes links, where an address does not: `outrider.local.LocalVerifier`.
+    """Creates links in place of an address: `outrider.local.LocalVerifier`.
 
     reliable: it always answers or fails, so that the device never writes alone while it waits for a verdict.
     """

@@ -70,7 +70,7 @@ CLOSED: dict[int, str] = {
 
 
 class LinkRefused(RuntimeError):
-    """No link can be made like this: not an address, other target, drafter or protocol, no valid token."""
+    """The link was refused: not an address, other target, drafter or protocol, no valid token."""
 
 
 class EngineFailed(RuntimeError):
@@ -145,7 +145,7 @@ def address_of(server: str) -> SplitResult:
 
 
 def in_clear_text(server: str) -> bool:
-    """Whether conversations with `server` can be read on their way. Raises LinkRefused where it is not an address."""
+    """Return whether others can read conversations with `server`. Raises LinkRefused if it is not an address."""
     parts = address_of(server)
     return parts.scheme == "ws" and not is_loopback(parts.hostname)
 
@@ -179,7 +179,7 @@ class _Connect(connect):
 
 
 def _what_came(answer: Response) -> tuple[str, bool]:
-    """What an HTTP answer in place of a WebSocket says, in one line; whether it is a web page, not a verifier's."""
+    """Describe an HTTP answer in place of a WebSocket in one line, and whether it is a web page, not a verifier's."""
     body = (answer.body or b"").decode(errors="replace").strip()
     page = "html" in answer.headers.get("Content-Type", "") or body.startswith("<") or "Location" in answer.headers
     if page:

@@ -24,7 +24,7 @@ REFUSED_SECONDS = 10.0
 
 
 class Reading(StrEnum):
-    """How far the understudy is."""
+    """How far the understudy has read."""
 
     ABSENT = "absent"  #: there is none, or the policy wants none
     IDLE = "idle"  #: it has nothing to do
@@ -81,7 +81,7 @@ class OfflineWriter:
 
     @property
     def muted(self) -> bool:
-        """Nothing is written alone at present, whatever happens to the link."""
+        """Return whether writing alone is paused, whatever happens to the link."""
         return self.silenced or bool(self.paused)
 
     @property
@@ -127,7 +127,7 @@ class OfflineWriter:
             self.reading = Reading.IDLE
 
     def wait(self, now: float) -> bool:
-        """Nothing more can be written: wait for the target, but not forever. Returns False where it will not come."""
+        """Wait a limited time for the target, as nothing more can be written. Returns False if it will not come."""
         wait = self._usual_wait if self.paused is PauseReason.ASKED else self._wait
         self.give_up_at = self.give_up_at or now + wait
         return not self.device_only or (self.muted and self.paused is not PauseReason.LIMIT)
@@ -257,7 +257,7 @@ class OfflineWriter:
         return self._ask(text, judged, holds=True)
 
     def understudy_failed(self) -> None:
-        """It is not asked again."""
+        """Stop using the understudy, as it failed."""
         self.reading, self.writer = Reading.BROKEN, Writer.DRAFTER
 
     def _ask(self, text: list[int], base: int, holds: bool = False) -> ReadText:
@@ -265,5 +265,5 @@ class OfflineWriter:
         return ReadText(text, base)
 
     def _gave_up(self) -> None:
-        """Nothing is known to be read."""
+        """Forget what the understudy has read."""
         self.reading, self._read = Reading.IDLE, []

@@ -16,7 +16,7 @@ class WhoWrites(StrEnum):
 
 
 class OnReturn(StrEnum):
-    """What becomes of text that the device wrote alone, once the target is back."""
+    """What happens to text that the device wrote alone, once the target is back."""
 
     REPAIR = "repair"  #: the target's text replaces what differs from it
     KEEP = "keep"  #: it stays, and the target goes on behind it; the text is then not the target's own
@@ -31,7 +31,7 @@ class Offline(StrEnum):
 
 
 class UnderstudyUse(StrEnum):
-    """What the understudy does, where the bundle carries one."""
+    """When the understudy is used, if the bundle has one."""
 
     COLD = "cold"  #: it reads the text when the target falls silent, and the drafter writes until it has
     WARM = "warm"  #: it reads along, so that it can write at once, and drafts for the target where that is faster
@@ -40,11 +40,11 @@ class UnderstudyUse(StrEnum):
 
 @dataclass(frozen=True)
 class Policy:
-    """Who writes, and what becomes of text that the device wrote alone. Plain strings such as "device-only" do too.
+    """Who writes, and what happens to text that the device wrote alone. Plain strings such as "device-only" do too.
 
     Args:
         writer: Whose text an answer is.
-        on_return: What becomes of text that the device wrote alone, once the target is back.
+        on_return: What happens to text that the device wrote alone, once the target is back.
         offline: How far the device writes alone. "device-only", which waits for no link, goes on where "sentence" would
             wait; "pause" does not hold where an understudy is about to write.
         min_confidence: Mean probability of the last tokens written, for "pause".

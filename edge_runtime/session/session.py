@@ -59,7 +59,7 @@ from outrider_core.protocol.wire import Error, Features, Opened, Resync, ServerM
 
 @dataclass
 class Session:
-    """One answer. Feed events by calling the methods; each returns the actions to carry out, in order.
+    """State machine of one answer. Each method is an event and returns the actions to carry out, in order.
 
     prompt: token ids of the conversation so far. max_new: committed tokens at most. stream, session_id: as
     on the wire. row_shape: the drafter's. rows_seen: the prompt's rows that the drafter holds. timer: of rounds.
@@ -176,7 +176,7 @@ class Session:
         return actions + (self._open(now) if supported else self._go_offline(now, now))
 
     def link_down(self, now: float, refused: bool = False) -> list[Action]:
-        """There is no link. refused: a verifier was there, and does not accept this device; another one may."""
+        """Handle a lost link. refused: a verifier was there and does not accept this device; another one may."""
         self.verifier.link_down()
         if refused:
             self.offline.expect_return(REFUSED_SECONDS, now)

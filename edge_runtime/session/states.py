@@ -10,7 +10,7 @@ from enum import StrEnum
 
 
 class State(StrEnum):
-    """Where an answer stands. `TRANSITIONS` says how it gets from one state to the next."""
+    """State of an answer. `TRANSITIONS` lists how it gets from one state to the next."""
 
     DRAFTING = "drafting"  #: no request is under way; the drafter is growing a tree, or waits for the first link
     VERIFYING = "verifying"  #: the verdict on a tree is awaited
@@ -37,7 +37,7 @@ class PauseReason(StrEnum):
 
 
 class SessionEvent(StrEnum):
-    """What may happen to a session: the method of `Session` that is called."""
+    """An event of a session: the method of `Session` that is called."""
 
     START = "start"
     LINK_UP = "link_up"

@@ -37,7 +37,7 @@ SHORTEST_RETRY = 0.05
 
 
 class Deadline(StrEnum):
-    """What is waited for, the most important first. `Session.tick` says what happens when its time has passed."""
+    """An awaited event, the most important first. `Session.tick` says what happens when its time has passed."""
 
     CONNECT = "connect"  #: the first link of an answer
     GIVE_UP = "give up"  #: the target's return, where nothing more can be written
@@ -47,7 +47,7 @@ class Deadline(StrEnum):
 
 
 class Refusal(StrEnum):
-    """What follows from a verifier's refusal. No text is lost by any."""
+    """Consequence of a verifier's refusal. None loses text."""
 
     IGNORE = "ignore"  #: nothing: it says that of what was given up, or of a link that ends after its replies
     REOPEN = "reopen"  #: it knows another text, or none: OPEN again
@@ -150,7 +150,7 @@ class VerifierState:
         return False
 
     def link_down(self) -> None:
-        """There is no link."""
+        """Handle a lost link."""
         self.linked, self.in_flight, self.retry_at = False, None, None
 
     def pin(self) -> list[Pin]:

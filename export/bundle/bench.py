@@ -225,7 +225,7 @@ def run_probe(arguments: list[str], threads: int, label: str, tick: Callable[[st
 
 
 def _reason(status: int, said: list[str]) -> str:
-    """One line on why a probe ended with `status`, from its lines on standard error."""
+    """Say in one line why a probe ended with `status`, from its lines on standard error."""
     errors = [line.removeprefix("error: ") for line in said if line.startswith("error: ")]
     if errors:
         return errors[-1]
@@ -235,7 +235,7 @@ def _reason(status: int, said: list[str]) -> str:
 
 
 def _machine(cores: int) -> Figures:
-    """What was measured on: a line, cores this process may use, the machine's, its last-level cache in MB or None."""
+    """Describe this machine: a line, cores this process may use, all cores, last-level cache in MB or None."""
     cache = last_level_cache()
     cache_mb = cache / 1e6 if cache else None
     return {"machine": describe_machine(), "cores": cores, "machine_cores": os.cpu_count() or 1, "cache_mb": cache_mb}

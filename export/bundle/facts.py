@@ -59,7 +59,7 @@ def check_metadata(bundle: Bundle, name: str) -> None:
 
 
 def broken_bounds(report: dict[str, Any], manifest: Manifest) -> list[str]:
-    """One line for each bound of the manifest that the figures break.
+    """Return one line for each bound of the manifest that the figures break.
 
     Agreement on random rows is not a bound: logits there are closer together than a trained drafter's are.
     """

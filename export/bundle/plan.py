@@ -36,7 +36,7 @@ TARGET_SHARE = 0.6
 
 @dataclass(frozen=True)
 class BundlePlan:
-    """What an export of a bundle does. Sizes in bytes.
+    """The steps of a bundle's export. Sizes in bytes.
 
     compared: engines are compared with the eager model, for which torch is needed. load_target: on answers that the
     target writes now, else on random rows.

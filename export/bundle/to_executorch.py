@@ -126,7 +126,7 @@ def _inputs(half: DeviceHalf) -> tuple[torch.Tensor, ...]:
 
 
 def _shapes(max_context: int) -> tuple[dict[int, Any], ...]:
-    """One program for every width, past and number of rows up to the limits."""
+    """Shapes of one program for every width, past and number of rows up to the limits."""
     dim = torch.export.Dim
     width, wanted = dim("width", min=1, max=MAX_WIDTH), dim("wanted", min=1, max=MAX_WIDTH)
     past, rows = dim("past", min=1, max=max_context + TREE_ROWS), dim("rows", min=1, max=max_context + 1)

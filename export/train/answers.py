@@ -126,7 +126,7 @@ class ConversationRunner:
             self.decoder.close()
 
     def _waiting(self) -> Iterator[OngoingConversation]:
-        """Those to come. Attention reads as far as the longest slot, so that similar lengths run together."""
+        """Yield the waiting ones. Attention reads as far as the longest slot, so similar lengths run together."""
         left = list(self.plans)
         window = 16 * len(self.slots)
         for start in range(0, len(left), window):

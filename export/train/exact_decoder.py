@@ -52,7 +52,7 @@ class ExactDecoder:
         return logits
 
     def close(self) -> None:
-        """As SlotDecoder's; there is nothing to give back."""
+        """See SlotDecoder.close; there is nothing to free."""
 
     def _make_room(self, slot: int) -> None:
         length = int(self.lengths[slot])
@@ -66,7 +66,7 @@ class ExactDecoder:
 
 
 class Spans:
-    """Which blocks of a pool belong to which slot, packed to its front."""
+    """Assigns blocks of a pool to slots, packed to its front."""
 
     def __init__(self, slots: int) -> None:
         self._spans: list[BlockRange | None] = [None] * slots

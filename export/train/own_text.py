@@ -101,7 +101,7 @@ def _cut_off(verified: list[int], own: list[int], ends: tuple[int, ...], room: i
 def write_alone(
     moa: MoA, features: OnlineFeatures, indices: Seq[int], length: int, path: Path, on_end: Callable[[int], None]
 ) -> list[Sequence]:
-    """One continuation for each of the sequences `indices`; those in the JSONL file `path` are not written again.
+    """Write one continuation for each of the sequences `indices`, except those in the JSONL file `path`.
 
     on_end: called with the number of texts that are done.
     """

@@ -22,7 +22,7 @@ _USER, _ASSISTANT = "\x02one\x03", "\x02two\x03"  # stand in a rendered template
 
 @dataclass(frozen=True)
 class UserTurn:
-    """What the user says; where `goes_on`, the target writes on from there."""
+    """A user's turn; if `goes_on`, the target continues it."""
 
     text: str
     goes_on: bool = False

@@ -127,7 +127,7 @@ class TrainingSet:
         return student
 
     def features(self, where: str, work: Path) -> OnlineFeatures:
-        """What the target knows of these texts. where: "online", "cache", or "auto": online on a GPU, else cache."""
+        """The target's features of these texts. where: "online", "cache", or "auto": online on a GPU, else cache."""
         if where == "online" or (where == "auto" and self.target.model.device.type == "cuda"):
             return OnlineFeatures(self.target, self.config, self.sequences)
         folder = f"features-{key_of(self.target.model_hash, self.config.target_layers, self.target.model.dtype)}"

@@ -63,7 +63,7 @@ DIALS = 4
 
 @dataclass(frozen=True)
 class Finding:
-    """What one look found. advice: what to do about it, "" where nothing is wrong."""
+    """Result of one check. advice: what to do about it, "" if nothing is wrong."""
 
     name: str
     level: Level
@@ -73,7 +73,7 @@ class Finding:
 
 
 class Pair(NamedTuple):
-    """What a verifier is asked for: the hashes of target and drafter. max_context: of the bundle, in tokens."""
+    """The hashes of target and drafter that a verifier must have. max_context: of the bundle, in tokens."""
 
     target_hash: str
     drafter_hash: str

@@ -89,7 +89,7 @@ def installed() -> Iterator[Model]:
 
 
 def cached() -> Iterator[Model]:
-    """What commands have made in the cache. Links to elsewhere are left alone."""
+    """List what commands have made in the cache. Links to elsewhere are left out."""
     cache = cache_dir()
     for place, pattern in CACHED.items():
         folder = cache / place

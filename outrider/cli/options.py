@@ -34,7 +34,7 @@ def _flag(default: T, *flag: Any, **more: Any) -> T:
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceOptions:
-    """What every command of the device needs."""
+    """Options of every command of the device."""
 
     bundle: Path | None = _flag(  # noqa: RUF009 - a Path is immutable
         None,
@@ -63,7 +63,7 @@ class DeviceOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class WritingOptions(DeviceOptions):
-    """Where the full model is, and who writes."""
+    """Options that say where the full model is and who writes."""
 
     local: bool = _flag(
         False,
@@ -122,7 +122,7 @@ class WritingOptions(DeviceOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingOptions:
-    """How an answer is drawn, and how long it may be."""
+    """Options for sampling and the length of an answer."""
 
     max_tokens: int = _flag(256, "most tokens of an answer", "N", at_least(1))
     temperature: float = _flag(0.0, "0: greedy", read=float)

@@ -306,7 +306,7 @@ class DeviceCompletion:
         yield self._ending(event, unverified=bool(text) or event.stats.adopted > 0)
 
     def _refused(self, why: str) -> ApiError:
-        """As the verifier's own endpoint refuses it."""
+        """Refuse in the form of the verifier's own endpoint."""
         code = "invalid_schema" if self._constraint else "verifier_refused"
         return ApiError(400, why, field_of(self._constraint), code)
 

@@ -61,7 +61,7 @@ class Output:
 
 
 class Screen:
-    """One answer as it grows: verified lines that are full have left it, so it never outgrows the window."""
+    """Shows a growing answer. Full verified lines scroll out of it, so it never outgrows the window."""
 
     def __init__(self, runtime: EdgeRuntime, local: bool) -> None:
         self.runtime, self.local = runtime, local

@@ -72,7 +72,7 @@ class GrammarTooCostly(GrammarError):
 
 
 class GrammarsUnavailable(RuntimeError):
-    """No grammar can be obeyed here; the message says what to do."""
+    """Grammars are unavailable here; the message says what to do."""
 
 
 class Grammars:
@@ -231,7 +231,7 @@ class Grammars:
         return not matcher.error and len(_of(words, self._ends)) > 0
 
     def _single(self, characters: str) -> NDArray[np.int64]:
-        """Those of `characters` that are a token each."""
+        """Return those of `characters` that are a token each."""
         spelled = map(self.tokens, characters)
         return np.array([ids[0] for ids in spelled if len(ids) == 1], np.int64)
 
@@ -278,7 +278,7 @@ class CompiledGrammars:
 
     @property
     def bytes(self) -> int:
-        """What they take of memory at most, by what was measured: 0.1 to 0.8 MB each, and 100 bytes a character."""
+        """Upper estimate of their memory, as measured: 0.1 to 0.8 MB each, and 100 bytes a character."""
         return sum(GRAMMAR_BYTES + CHARACTER_BYTES * len(text) for text, _ in list(self._kept))
 
     def get(
@@ -405,7 +405,7 @@ def _with_plain_text(tokenizer: str) -> str:
 
 
 def _of(words: NDArray[np.uint32], tokens: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Those of `tokens` that a mask allows."""
+    """Return those of `tokens` that a mask allows."""
     allowed: NDArray[np.int64] = tokens[(words[tokens >> 5] >> (tokens & 31).astype(np.uint32)) & 1 == 1]
     return allowed
 

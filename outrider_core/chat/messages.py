@@ -33,7 +33,7 @@ class ContentPart(Struct):
 
 
 class Called(Struct):
-    """What an assistant called. arguments: an object, or its JSON text."""
+    """A call of an assistant. arguments: an object, or its JSON text."""
 
     name: str
     arguments: str | dict[str, Any]

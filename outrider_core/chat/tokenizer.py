@@ -127,7 +127,7 @@ class ChatTokenizer:
 
     @cached_property
     def _tags_results(self) -> bool:
-        """Whether the template itself writes results between tags that are not tokens, which content could hold too."""
+        """Return whether the template writes results between tags that are not tokens, which content could hold too."""
         tagged = RESULT_TAG in self.template and self.tokenizer.token_to_id(RESULT_TAG) is None
         return tagged and (self._writes_tools or self._takes_results)
 

@@ -36,7 +36,7 @@ class ToolFunction(Struct, frozen=True, array_like=True):
 
 
 class ToolRules(Struct, frozen=True, array_like=True):
-    """What an answer may call. required: it must, and writes nothing else. parallel: more than once, too.
+    """Calls that an answer may make. required: it must call and writes nothing else. parallel: also more than once.
 
     text: JSON schema that an answer without calls obeys; None: any text.
     """
@@ -47,7 +47,7 @@ class ToolRules(Struct, frozen=True, array_like=True):
     text: dict[str, Any] | None = None
 
     def as_text(self) -> str:
-        """As `read_tools` takes it. Raises TypeError, ValueError or RecursionError on what JSON cannot hold."""
+        """The text that `read_tools` takes. Raises TypeError, ValueError or RecursionError on what JSON cannot hold."""
         return msgspec.json.encode(self).decode()
 
 

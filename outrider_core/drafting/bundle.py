@@ -40,7 +40,7 @@ class FileEntry(Struct):
 
 
 class Bounds(Struct, kw_only=True):
-    """What an engine file must keep of the eager model, or `export check` fails (shares of 1)."""
+    """How closely an engine file must agree with the eager model, or `export check` fails (shares of 1)."""
 
     top1_agreement: float
     top4_agreement: float
@@ -144,7 +144,7 @@ class Bundle:
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """That of the target."""
+        """The target's tokenizer."""
         return self.chat.tokenizer
 
     @property

@@ -45,7 +45,7 @@ class Candidates:
         self.columns[draft_ids] = np.arange(len(draft_ids))
 
     def temperature(self, sampling: Sampling) -> float:
-        """What logits are divided by; for greedy decoding, so that probabilities say how often a token is chosen."""
+        """The divisor of logits; for greedy decoding it makes probabilities say how often a token is chosen."""
         return self._confidence_temperature if sampling.greedy else sampling.temperature
 
     def log_q(self, logits: NDArray[np.floating], sampling: Sampling) -> NDArray[np.float64]:

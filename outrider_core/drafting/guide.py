@@ -22,7 +22,7 @@ LONGEST_RUN = 32
 
 
 class Way(NamedTuple):
-    """How a text may go on. logits: float32 [draft_vocab], -inf for what is forbidden, perhaps everything.
+    """Possible continuations of a text. logits: float32 [draft_vocab], -inf for what is forbidden, perhaps everything.
 
     guess: what the text's repetitions predict, or what must come. run: tokens that must come, the first one guessed.
     """

@@ -32,7 +32,7 @@ def run_key(before: int, last: int) -> int:
 
 
 class NgramTable:
-    """What follows most often behind a run of tokens, and how often it does.
+    """The most frequent token after a run of tokens, and its count.
 
     keys uint64 [n], ascending: of the runs, see `run_key`. tokens uint32 [n]; rates uint8 [n], in parts of `PARTS`.
     """

@@ -171,7 +171,7 @@ class DeviceHalf(nn.Module):
         row_keys: Tensor,
         row_values: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """One draft step of one sequence, the shape that is exported. All state is the caller's.
+        """Compute one draft step of one sequence, the shape that is exported. All state is the caller's.
 
         tokens, positions [n] int64; wanted [w] int64, the steps' indices whose logits are asked for; sa_mask
         additive float [n, past + n]; sa_keys, sa_values [past, sa_kv_heads, head_dim]; row_keys, row_values

@@ -87,7 +87,7 @@ def pack_bias(bias: Mapping[int, float]) -> tuple[bytes, bytes]:
 
 
 class Adjustment(NamedTuple):
-    """What one draw changes of its logits.
+    """Changes to the logits of one draw.
 
     tokens int64 [n], without repetitions; amounts float64 [n], added to their logits. allowed: uint32
     [ceil(vocab / 32)], bit t % 32 of word t // 32 for token t; None: every token.
@@ -134,7 +134,7 @@ class Matcher(Protocol):
 
 
 class Disobeyed(ValueError):
-    """No token may follow a text under its constraint; the message says why."""
+    """No token may follow the text under its constraint; the message says why."""
 
 
 class Rules:
@@ -175,11 +175,11 @@ class Rules:
             self._matcher.advance(token)
 
     def forced(self) -> list[int]:
-        """As of Matcher; empty where there is no grammar."""
+        """See Matcher.forced; empty without a grammar."""
         return self._matcher.forced() if self._matcher else []
 
     def adjusted(self, logits: NDArray[np.floating], text: Sequence[int]) -> NDArray[np.float64]:
-        """What the token behind `text` is drawn from, of logits [vocab]. Raises Disobeyed where none may come."""
+        """Adjust logits [vocab] for the draw of the token after `text`. Raises Disobeyed if no token is allowed."""
         self.follow(text)
         changed = adjusted(logits, self.adjustment())
         if self.broken or not np.isfinite(changed).any():

@@ -49,7 +49,7 @@ class TokenTree:
 
     @classmethod
     def chain(cls, tokens: Sequence[int]) -> TokenTree:
-        """One path from the root."""
+        """Make a tree of one path from the root."""
         return cls(tuple(tokens), tuple(range(-1, len(tokens) - 1)))
 
     def pruned(self, nodes: int, depth: int) -> TokenTree:

@@ -68,7 +68,7 @@ class Completion(Protocol):
 
 
 class Backend(Protocol):
-    """What answers requests. model: the name it is served by. aliases: further names under which it may be asked."""
+    """Answers requests. model: the name it is served by. aliases: further names."""
 
     model: str
     aliases: Sequence[str]
@@ -178,7 +178,7 @@ class _Slashless:
 
 
 class _Call:
-    """One of the calls, as an ASGI app."""
+    """ASGI app of one call."""
 
     def __init__(self, backend: Backend, parsed: Callable[[bytes], ApiRequest]) -> None:
         self._backend, self._parsed = backend, parsed

@@ -133,7 +133,7 @@ class TextWriter:
 
 
 class _Offsets:
-    """Where the tokens of one choice begin in its text, in characters.
+    """Offsets of one choice's tokens in its text, in characters.
 
     A token that begins within a character begins where that does; one behind a stop string, at the text's end.
     """

@@ -30,7 +30,7 @@ _SEEDS = 2**63 - 1
 
 
 class ApiRequest(Protocol):
-    """What an endpoint asks of a request, whatever call it came by.
+    """A request in the form that all endpoints share.
 
     choices: answers to write, one after another. conversation: messages as chat templates take them; None:
     `plain_prompt` stands for itself, as text or token ids. top: log probabilities to tell of each token beside its

@@ -43,7 +43,7 @@ class TokenChances:
 
 @dataclass(frozen=True)
 class Delta:
-    """What is new in an answer: text or a part of a call.
+    """New part of an answer: text or a part of a call.
 
     extension: further fields of the chunk, beside OpenAI's own. chances: of the tokens drawn since the last Delta.
     idle: nothing was written yet.
@@ -172,7 +172,7 @@ class Usage:
         return {"drafted_tokens": self.drafted, "accepted_tokens": self.accepted}
 
     def body(self) -> dict[str, Any]:
-        """As chat and text completions have it."""
+        """Return the body in the form of chat and text completions."""
         counts = {"prompt_tokens": self.prompt, "completion_tokens": self.drawn}
         return {**counts, "total_tokens": self.prompt + self.drawn, "outrider": self.extension}
 
@@ -318,7 +318,7 @@ def _delta(part: Delta) -> dict[str, Any]:
 
 
 def chances_of(chances: TokenChances) -> dict[str, Any]:
-    """As chat completions and responses have it."""
+    """Log probabilities in the form of chat completions and responses."""
     return {**_chance(chances.drawn), "top_logprobs": [_chance(each) for each in chances.top]}
 
 

@@ -173,7 +173,7 @@ def _shown(function: _Function) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class CallDelta:
-    """What is new of a call. index: in the answer; id and name: with the first piece. arguments: JSON text."""
+    """New part of a call. index: in the answer; id and name: with the first piece. arguments: JSON text."""
 
     index: int
     arguments: str

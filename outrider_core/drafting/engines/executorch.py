@@ -41,7 +41,7 @@ class ExecuTorchEngine:
 
     @cached_property
     def metadata(self) -> dict[str, Any]:
-        """What the file's constant methods (`get_vocab_size`, ...) return; None where this runtime cannot say."""
+        """Return what the file's constant methods (`get_vocab_size`, ...) return; None if this runtime cannot say."""
         return {name: self._constant(name) for name in sorted(self._methods - {"forward"})}
 
     def step(

@@ -16,7 +16,7 @@ public enum class WhoWrites {
     DEVICE_ONLY,
 }
 
-/** What becomes of text that was written alone, when the target is back. */
+/** What happens to text that was written alone, when the target is back. */
 public enum class OnReturn {
     /** The target's text replaces what differs from it. */
     REPAIR,
