@@ -25,10 +25,10 @@ from rich.table import Table
 from benchmarks.baseline import plain_decode
 from benchmarks.command import VERIFIER_DTYPE, common_arguments, conclude
 from benchmarks.questions import as_question, read_questions
-from cloud.torch_engine.process import PLAIN_STREAMS, UNPRUNED_TREES, VerifierProcess
 from edge_runtime.events import AnswerStats, Finished
 from edge_runtime.options import FIXED_TREES, RuntimeOptions
 from edge_runtime.runtime import EdgeRuntime
+from export.bundle.verifier_process import PLAIN_STREAMS, UNPRUNED_TREES, VerifierProcess
 from outrider_core.drafting.bundle import open_bundle
 from outrider_core.drafting.drafter import TreeShape
 from outrider_core.drafting.row_cost import USUAL

@@ -19,10 +19,10 @@ from rich.text import Text
 
 from benchmarks.baseline import PlainAnswer, plain_decode
 from benchmarks.command import common_arguments, conclude
-from cloud.torch_engine.process import PLAIN_STREAMS, VerifierProcess
 from edge_runtime.events import Event, Finished, HandedOver, LinkState, Provisional, RolledBack, Verified
 from edge_runtime.options import Pinned
 from edge_runtime.runtime import EdgeRuntime
+from export.bundle.verifier_process import PLAIN_STREAMS, VerifierProcess
 from outrider_core.drafting.drafter import TreeShape
 from outrider_core.machine import describe_machine
 from outrider_core.protocol.sampling import Sampling

@@ -26,9 +26,9 @@ from rich.table import Table
 
 from benchmarks.baseline import plain_decode
 from benchmarks.command import common_arguments, conclude
-from cloud.torch_engine.process import VerifierProcess
 from edge_runtime.runtime import EdgeRuntime
 from edge_runtime.session.policy import Policy
+from export.bundle.verifier_process import VerifierProcess
 from outrider_core.drafting.bundle import Bundle, open_bundle
 from outrider_core.protocol.sampling import Sampling
 

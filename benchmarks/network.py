@@ -54,12 +54,12 @@ from benchmarks.network_report import plot, show
 from benchmarks.packets import TOKEN, FarVerifier, Laboratory, PacketLink, enter_own_network
 from benchmarks.questions import as_question, read_questions
 from benchmarks.slow_device import SlowEngine
-from cloud.torch_engine.process import PLAIN_STREAMS, VerifierProcess
 from edge_runtime.events import AnswerStats, Finished, Provisional, Verified
 from edge_runtime.options import Pinned, RuntimeOptions
 from edge_runtime.runtime import EdgeRuntime
 from edge_runtime.session.policy import Policy
 from edge_runtime.speed.tuning import LARGEST
+from export.bundle.verifier_process import PLAIN_STREAMS, VerifierProcess
 from outrider_core.drafting.bundle import Bundle, open_bundle
 from outrider_core.drafting.drafter import TreeShape
 from outrider_core.drafting.engines import open_engine

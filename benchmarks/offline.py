@@ -37,11 +37,11 @@ from benchmarks.command import common_arguments, conclude
 from benchmarks.links import EmulatedLink
 from benchmarks.outage import Outage, OutageWatch
 from benchmarks.questions import Question, as_question, read_questions
-from cloud.torch_engine.process import VerifierProcess
 from edge_runtime.events import Finished
 from edge_runtime.options import RuntimeOptions
 from edge_runtime.runtime import EdgeRuntime
 from edge_runtime.session.policy import Policy
+from export.bundle.verifier_process import VerifierProcess
 from outrider_core.drafting.bundle import Bundle, open_bundle
 from outrider_core.machine import describe_machine
 from outrider_core.protocol.sampling import Sampling

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from benchmarks.links import BUFFER, LabLink, Profile
-from cloud.torch_engine.process import VerifierProcess
+from export.bundle.verifier_process import VerifierProcess
 
 T = TypeVar("T")
 

@@ -21,10 +21,10 @@ from rich.progress import track
 from rich.table import Table
 
 from benchmarks.command import common_arguments, conclude
-from cloud.torch_engine.process import VerifierProcess
 from edge_runtime.events import Finished
 from edge_runtime.options import Pinned
 from edge_runtime.runtime import EdgeRuntime
+from export.bundle.verifier_process import VerifierProcess
 from outrider_core.drafting.bundle import open_bundle
 from outrider_core.machine import describe_machine
 

@@ -13,7 +13,7 @@ import httpx
 import openai
 import pytest
 
-from cloud.torch_engine.process import free_port
+from export.bundle.verifier_process import free_port
 from outrider_core.drafting.bundle import open_bundle
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.targets.cached import cached_target

@@ -11,7 +11,6 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from cloud.torch_engine.process import UNPRUNED_TREES, VerifierProcess
 from edge_runtime.answer.offline_drafter import understudy_of
 from edge_runtime.events import AnswerStats, Finished
 from edge_runtime.options import FIXED_TREES, RuntimeOptions
@@ -22,6 +21,7 @@ from export.bundle.parity import compare
 from export.bundle.plan import target_fits
 from export.bundle.report import check_markdown, put_section
 from export.bundle.steps import PROMPTS, passages_for
+from export.bundle.verifier_process import UNPRUNED_TREES, VerifierProcess
 from export.progress import Meter
 from export.train.prompts import read_prompts
 from outrider_core.drafting.bundle import MANIFEST, Bundle, BundleError, Manifest, open_bundle

@@ -10,7 +10,7 @@ import torch
 
 from android_demo.ci import app, core
 from android_demo.ci.engines import Libraries
-from cloud.torch_engine.process import VerifierProcess
+from export.bundle.verifier_process import VerifierProcess
 from outrider_core.models.target import load_target
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.targets.source import TargetSource

@@ -14,10 +14,10 @@ import msgspec
 import torch
 
 from android_demo.ci import core
-from cloud.torch_engine.process import VerifierProcess
 from edge_runtime.session.timeouts import Patience
 from export.bundle.bundle import write_bundle
 from export.bundle.bundle_options import BundleOptions
+from export.bundle.verifier_process import VerifierProcess
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.targets.source import TargetSource
 from tests.tiny import save_tiny_drafter, save_tiny_target

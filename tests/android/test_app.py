@@ -8,7 +8,7 @@ from pathlib import Path
 
 from android_demo.ci import core
 from benchmarks.links import EmulatedLink
-from cloud.torch_engine.process import VerifierProcess
+from export.bundle.verifier_process import VerifierProcess
 from tests.android.phone import QUESTION, Phone, State, airplane, alone, ended, text
 
 

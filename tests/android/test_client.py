@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from benchmarks.links import EmulatedLink
-from cloud.torch_engine.process import VerifierProcess
+from export.bundle.verifier_process import VerifierProcess
 from outrider_core.chat.api.constraints import constraint_of
 from outrider_core.models.target import load_target
 from outrider_core.protocol.constraint import Rules

@@ -16,7 +16,7 @@ import pytest
 from android_demo.ci import apk, app, core, dex, engines, native
 from android_demo.ci.engines import Libraries
 from benchmarks.links import EmulatedLink
-from cloud.torch_engine.process import VerifierProcess
+from export.bundle.verifier_process import VerifierProcess
 from tests.android.phone import Phone, airplane, ended, text
 
 OUTPUT = apk.OUTPUT.parent / "dex-tests"

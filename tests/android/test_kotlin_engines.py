@@ -20,12 +20,12 @@ from android_demo.ci import core, native
 from android_demo.ci.engines import SOURCES, Libraries, build_tests
 from android_demo.ci.pins import REPOSITORY
 from benchmarks.links import EmulatedLink
-from cloud.torch_engine.process import VerifierProcess
 from edge_runtime.events import Finished
 from edge_runtime.options import RuntimeOptions
 from edge_runtime.runtime import EdgeRuntime
 from export.bundle.bundle import write_bundle
 from export.bundle.bundle_options import BundleOptions
+from export.bundle.verifier_process import VerifierProcess
 from outrider_core.drafting.bundle import Bundle, BundleError, open_bundle
 from outrider_core.drafting.engines import open_engine
 from outrider_core.protocol.sampling import Sampling

@@ -19,9 +19,9 @@ from benchmarks.link_faults import harmed
 from benchmarks.links import EmulatedLink
 from benchmarks.network import DEFAULT_MODES, main
 from benchmarks.network_report import CHOICES, as_markdown, ratios, uncertainty
-from cloud.torch_engine.process import VerifierProcess
 from export.bundle.bundle import write_bundle
 from export.bundle.bundle_options import BundleOptions
+from export.bundle.verifier_process import VerifierProcess
 from outrider_core.drafting.bundle import Bundle, open_bundle
 from outrider_core.targets.source import TargetSource
 from tests.tiny import save_tiny_drafter, save_tiny_target, tiny_model

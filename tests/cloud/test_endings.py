@@ -20,7 +20,7 @@ import httpx
 import pytest
 from websockets.exceptions import ConnectionClosed
 
-from cloud.torch_engine.process import free_port
+from export.bundle.verifier_process import free_port
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.tree import TokenTree
 from outrider_core.protocol.wire import ERR_GOING_AWAY, ERR_INTERNAL, Error, Generate, Open, Opened, Verdict, pack_ids

@@ -26,7 +26,7 @@ from websockets.exceptions import ConnectionClosed
 
 from cloud.scale import build
 from cloud.scaling.options import Scale, ScaleError
-from cloud.torch_engine.process import free_port
+from export.bundle.verifier_process import free_port
 from outrider_core.models.drafter_files import load_drafter
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.tree import TokenTree

@@ -19,10 +19,10 @@ import pytest
 from cloud.loading import load_model, load_verifier
 from cloud.server.service import Verifier
 from cloud.settings import Settings
-from cloud.torch_engine.process import free_port
 from cloud.upstream_engine.client import UpstreamError, call
 from edge_runtime.events import Finished, Provisional
 from edge_runtime.runtime import EdgeRuntime
+from export.bundle.verifier_process import free_port
 from outrider_core.chat.tokenizer import open_chat_tokenizer
 from outrider_core.drafting.bundle import open_bundle
 from outrider_core.models.target import model_folder

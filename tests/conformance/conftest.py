@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import pytest
 from openai import OpenAI
 
-from cloud.torch_engine.process import VerifierProcess
+from export.bundle.verifier_process import VerifierProcess
 from tests.e2e.conftest import BUNDLE, DRAFTER, bundle, folders, needs_default_bundle  # noqa: F401
 
 #: of /v1, as clients take it; with OUTRIDER_API_KEY where it wants one

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from cloud.torch_engine.process import PLAIN_STREAMS, VerifierProcess
 from export.bundle.bundle import write_bundle
 from export.bundle.bundle_options import BundleOptions
+from export.bundle.verifier_process import PLAIN_STREAMS, VerifierProcess
 from outrider_core.drafting.bundle import Bundle, open_bundle
 from outrider_core.targets.source import TargetSource
 from tests.e2e.endpoints import KINDS, Served, serving

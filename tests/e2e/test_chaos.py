@@ -18,7 +18,7 @@ import torch
 from websockets.exceptions import ConnectionClosed, InvalidHandshake
 from websockets.frames import Close as CloseFrame
 
-from cloud.torch_engine.process import VerifierProcess
+from export.bundle.verifier_process import VerifierProcess
 from outrider_core.models.drafter_files import load_drafter
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.tree import TokenTree

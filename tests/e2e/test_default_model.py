@@ -16,11 +16,11 @@ import pytest
 
 from benchmarks.baseline import plain_decode
 from benchmarks.links import EmulatedLink
-from cloud.torch_engine.process import VerifierProcess
 from edge_runtime.events import Finished, Provisional, RolledBack, Verified
 from edge_runtime.options import Pinned
 from edge_runtime.runtime import EdgeRuntime
 from edge_runtime.session.timeouts import Patience
+from export.bundle.verifier_process import VerifierProcess
 from outrider_core.drafting.bundle import open_bundle
 from outrider_core.protocol.sampling import Sampling
 from tests.e2e.conftest import BUNDLE, ROOT, needs_default_bundle

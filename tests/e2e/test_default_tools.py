@@ -11,8 +11,8 @@ import jsonschema
 import pytest
 from openai import AsyncOpenAI
 
-from cloud.torch_engine.process import VerifierProcess
 from edge_runtime.runtime import EdgeRuntime
+from export.bundle.verifier_process import VerifierProcess
 from outrider.cli.serve import Endpoint
 from outrider_core.drafting.bundle import open_bundle
 from tests.e2e.conftest import BUNDLE, needs_default_bundle

@@ -21,7 +21,6 @@ from rich.console import Console
 
 from benchmarks.baseline import plain_decode
 from benchmarks.links import EmulatedLink
-from cloud.torch_engine.process import PLAIN_STREAMS, VerifierProcess
 from edge_runtime.events import Finished, Verified
 from edge_runtime.options import RuntimeOptions
 from edge_runtime.runtime import EdgeRuntime
@@ -29,6 +28,7 @@ from edge_runtime.session.policy import Policy
 from edge_runtime.session.states import Writer
 from export.bundle.bundle import write_bundle
 from export.bundle.bundle_options import BundleOptions
+from export.bundle.verifier_process import PLAIN_STREAMS, VerifierProcess
 from outrider_core.drafting.bundle import Bundle, open_bundle
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.targets.answers import write_answers

@@ -24,11 +24,11 @@ import httpx
 import pytest
 
 from benchmarks.links import EmulatedLink
-from cloud.torch_engine.process import free_port
 from edge_runtime.options import Pinned, RuntimeOptions
 from edge_runtime.runtime import EdgeRuntime
 from edge_runtime.session.policy import Policy
 from edge_runtime.session.timeouts import Patience
+from export.bundle.verifier_process import free_port
 from outrider.cli.serve import MOST_SOCKETS, Endpoint
 from outrider.cli.serve import run as run_endpoint
 from outrider_core.drafting.bundle import Bundle

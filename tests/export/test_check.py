@@ -16,12 +16,12 @@ import pytest
 import torch
 from onnx import numpy_helper
 
-from cloud.torch_engine.process import VerifierProcess
 from export.__main__ import main
 from export.bundle import check as module
 from export.bundle.bundle import write_bundle
 from export.bundle.facts import RANDOM_ROWS, TARGET_ANSWERS, broken_bounds, facts
 from export.bundle.steps import Passage
+from export.bundle.verifier_process import VerifierProcess
 from outrider_core.drafting.bundle import MANIFEST, Manifest, open_bundle
 from outrider_core.models.drafter_files import save_drafter
 from outrider_core.models.folders import drafters_folder

@@ -17,7 +17,7 @@ from cloud.engine.request import Reply
 from cloud.server.service import Verifier
 from cloud.settings import Settings
 from cloud.torch_engine.loading import torch_model
-from cloud.torch_engine.process import VerifierProcess
+from export.bundle.verifier_process import VerifierProcess
 from lab.colocated import ColocatedScheduler
 from lab.contenders import MoAContender
 from outrider_core.chat.tokenizer import chat_tokenizer_of

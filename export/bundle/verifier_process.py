@@ -1,4 +1,4 @@
-"""Start, kill and restart a real `python -m cloud.verifier` process, for benchmarks and `export check`."""
+"""Start, kill and restart a real `python -m cloud.verifier` process, for `export check` and benchmarks."""
 
 from __future__ import annotations
 
