@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from datetime import date
 from urllib.parse import urlsplit
@@ -32,7 +32,6 @@ from outrider_core.protocol.wire import SUBPROTOCOL
 from outrider_core.serving import PageRules, bearer, is_loopback
 from outrider_core.tracing import Traced, trace_of
 
-HELLO_SECONDS = 10.0
 FOREIGN = (
     "pages of this origin are refused; the operator can allow it, "
     "or the origin under which pages reach this verifier, with --allow-origin"
@@ -45,21 +44,19 @@ RETRY_SPREAD = 1.0
 
 
 class App:
-    """The app of one verifier, and the state that its sockets share. `asgi` is what to serve.
+    """The app of one verifier, and the state that its sockets share. `asgi` is what to serve, by any ASGI server.
 
-    settings: who may connect, and how often. hello_seconds: how long a device may take to say HELLO. extra_routes:
-    served beside the verifier's own. metrics: what `/metrics` reports; by default the verifier's own.
+    It starts the engine thread and stops it at shutdown.
+    settings: who may connect, and how often. metrics: what `/metrics` reports; by default the verifier's own.
     """
 
     def __init__(
         self,
         verifier: Verifier,
         settings: Settings,
-        hello_seconds: float = HELLO_SECONDS,
-        extra_routes: Sequence[BaseRoute] = (),
         metrics: Callable[[], Awaitable[bytes]] | None = None,
     ) -> None:
-        self.verifier, self._hello_seconds = verifier, hello_seconds
+        self.verifier = verifier
         self.gate = Gate(settings, verifier.metrics)
         self._streams: dict[bytes, Stream] = {}
         self.sockets: set[DeviceSocket] = set()
@@ -74,7 +71,6 @@ class App:
             Route("/v1/verify", _upgrade_needed),
             WebSocketRoute("/v1/verify", self._verify),
             *page_routes(settings, self._pages),
-            *extra_routes,
         ]
         if verifier.tokenizer is not None:
             backend = EngineBackend(verifier, verifier.model_name, verifier.tokenizer, self.admit, self.gate)
@@ -195,7 +191,7 @@ class App:
             with contextlib.suppress(WebSocketDisconnect, OSError):
                 await websocket.accept(SUBPROTOCOL)
                 log.info("device connected", account=account.name, **trace_of(websocket.scope).fields)
-                socket = DeviceSocket(websocket, self.verifier, account, self._streams, self._hello_seconds)
+                socket = DeviceSocket(websocket, self.verifier, account, self._streams, self.gate.hello_seconds)
                 self.sockets.add(socket)
                 try:
                     await socket.run()
@@ -203,13 +199,6 @@ class App:
                     self.sockets.discard(socket)
         finally:
             account.connections -= 1
-
-
-def create_app(
-    verifier: Verifier, settings: Settings, metrics: Callable[[], Awaitable[bytes]] | None = None
-) -> ASGIApp:
-    """The app of one verifier, for any ASGI server. It starts the engine thread and stops it at shutdown."""
-    return App(verifier, settings, metrics=metrics).asgi
 
 
 async def _upgrade_needed(_: Request) -> Response:

@@ -35,11 +35,11 @@ class Replica:
         """Serve asks for the app after the constructor and runs its lifespan, which starts the engine thread."""
         from ray import serve
 
-        from cloud.app import create_app
+        from cloud.app import App
 
         name = serve.get_replica_context().replica_id.unique_id
         self._fleet = FleetMetrics(name, self._verifier.metrics.text)
-        return _Ingress(create_app(self._verifier, self._settings, self._fleet.text), name)
+        return _Ingress(App(self._verifier, self._settings, metrics=self._fleet.text).asgi, name)
 
     def check_health(self) -> None:
         """Asked by Serve every few seconds; a replica that raises is replaced.

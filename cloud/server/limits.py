@@ -33,6 +33,8 @@ FRAMES_PER_SECOND = 200.0
 CONTROLS_PER_SECOND = 50.0
 #: fragments of one message; the size limit does not catch empty ones
 MAX_FRAGMENTS = 4096
+#: seconds that a device may take to say HELLO
+HELLO_SECONDS = 10.0
 #: seconds that a client may take for the headers of a request, or for a TLS handshake
 REQUEST_SECONDS = 10.0
 #: seconds that a client may take from a message's first byte to its last
@@ -186,7 +188,7 @@ class Gate:
 
     def __init__(self, settings: Settings, metrics: Metrics) -> None:
         self.request_seconds, self.message_seconds = REQUEST_SECONDS, MESSAGE_SECONDS
-        self.unread_seconds, self.max_connections = UNREAD, MAX_CONNECTIONS
+        self.hello_seconds, self.unread_seconds, self.max_connections = HELLO_SECONDS, UNREAD, MAX_CONNECTIONS
         self.most_sockets = descriptors() - RESERVED_DESCRIPTORS
         usual = 0 if is_loopback(settings.host) else min(PER_ADDRESS, max(self.most_sockets // 2, 1))
         self._per_address = usual if settings.sockets_per_address is None else settings.sockets_per_address

@@ -58,7 +58,7 @@ DRAFTER_HASH = "tiny-drafter"
 HELLO = Hello(1, "tiny-target", DRAFTER_HASH)
 GREEDY = Sampling()
 #: constants of the product that a test may set for its server
-GATE_LIMITS = ("request_seconds", "message_seconds", "max_connections")
+GATE_LIMITS = ("hello_seconds", "request_seconds", "message_seconds", "max_connections")
 
 
 #: of a tiny model that vLLM has kernels for
@@ -154,16 +154,15 @@ class Direct:
 
 @contextmanager
 def serve(verifier: Verifier, uvicorn_options: dict[str, Any] | None = None, **options: Any) -> Iterator[str]:
-    """A real uvicorn server on loopback; yields host:port. options: settings, or of cloud.app.App, or of its gate.
+    """A real uvicorn server on loopback; yields host:port. options: settings, or of its gate.
 
     Clients may take their time, unless the options say otherwise.
     """
     options = {"hello_seconds": HANG, "request_seconds": HANG, "message_seconds": HANG, **options}
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
-    own = {name: options.pop(name) for name in ("hello_seconds", "extra_routes") if name in options}
     limits = {name: options.pop(name) for name in GATE_LIMITS if name in options}
-    app = App(verifier, Settings(**options), **own)
+    app = App(verifier, Settings(**options))
     vars(app.gate).update(limits)
     config = uvicorn_config(app, **(uvicorn_options or {}))
     server = uvicorn.Server(config)

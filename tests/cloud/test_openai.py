@@ -525,7 +525,7 @@ def test_a_step_that_fails() -> None:
     assert any(entry["event"] == "step failed" for entry in logs)
 
 
-def test_a_fault_nobody_foresaw_is_a_500_and_logs_no_text() -> None:
+def test_a_fault_nobody_foresaw_is_a_500_and_logs_no_text(monkeypatch: pytest.MonkeyPatch) -> None:
     verifier = make_verifier(MODEL, ())
     tokenizer = tiny_tokenizer(VOCAB)
     broken = tiny_tokenizer(VOCAB)
@@ -560,7 +560,8 @@ def test_a_fault_nobody_foresaw_is_a_500_and_logs_no_text() -> None:
         )
         for index, each in enumerate(made)
     ]
-    with serve(verifier, extra_routes=routes) as address, capture_logs() as logs:
+    monkeypatch.setattr("cloud.app.page_routes", lambda *_: routes)
+    with serve(verifier) as address, capture_logs() as logs:
         for index, (_, status, param, text) in enumerate(cases):
             error = refused(post(f"http://{address}/{index}/v1"), status, param)
             assert text == error["code"] or text in error["message"]
