@@ -44,12 +44,10 @@ def choose_engine(settings: Settings, source: TargetSource) -> Choice:
         return Choice("onnx", "the target is a target bundle")
     if settings.engine in ("onnx", "upstream"):
         return Choice(settings.engine, f"--engine {settings.engine}")
-    if settings.engine == "vllm":
-        _check_vllm("--engine vllm")
-        return Choice("vllm", "--engine vllm")
-    if settings.tensor_parallel_size > 1:
-        _check_vllm("--tensor-parallel-size")
-        return Choice("vllm", "--tensor-parallel-size")
+    if settings.engine == "vllm" or settings.tensor_parallel_size > 1:
+        flag = "--engine vllm" if settings.engine == "vllm" else "--tensor-parallel-size"
+        _check_vllm(flag)
+        return Choice("vllm", flag)
     choice = Choice("torch", "--engine torch") if settings.engine == "torch" else _chosen(settings, source)
     if choice.engine == "torch" and not _has("torch", "transformers"):
         raise TargetError(f"the target has to run in torch, which is not installed ({choice.why}); run: {INSTALL}")

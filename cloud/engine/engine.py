@@ -118,8 +118,7 @@ class TargetEngine:
             positions += span
         if not positions:
             return [b""] * len(segments)
-        layers = self.producer.layers
-        rows = self.producer.rows(self.runner.gather(layers, pool_rows) if layers else None, positions)
+        rows = self.producer.rows(self.runner.gather(self.producer.layers, pool_rows), positions)
         packed, begin = list[bytes](), 0
         for span in lacking:
             packed.append(pack_rows(rows[begin : begin + len(span)]) if len(span) else b"")

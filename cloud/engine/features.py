@@ -17,7 +17,10 @@ MOST_LACKING = 64
 
 
 class NoServerHalf:
-    """`cloud.engine.runner.FeatureProducer` of a target without a drafter: its rows are zeros, and are not sent."""
+    """`cloud.engine.runner.FeatureProducer` without a drafter, or without keys and values.
+
+    Its rows are zeros, and are not sent.
+    """
 
     shape: RowShape = NO_ROWS
     layers: tuple[int, ...] = ()

@@ -1,4 +1,4 @@
-"""What an engine runs its target on. `cloud.torch_engine` and `cloud.onnx_engine` each have a runner and features."""
+"""What an engine runs its target on."""
 
 from __future__ import annotations
 
@@ -36,7 +36,10 @@ class Logits(Protocol):
 
 
 class ModelRunner(Protocol):
-    """Runs the target for an engine. It decides nothing: the engine says what to run and reads the logits."""
+    """Runs the target for an engine. It decides nothing: the engine says what to run and reads the logits.
+
+    `rest` and `stop` do nothing unless a runner has something to do there.
+    """
 
     def forward(self, parts: Sequence[Part]) -> Logits:
         """Run all parts, one of each session, in one step and write their keys and values behind each prefix.
@@ -55,15 +58,17 @@ class ModelRunner(Protocol):
 
     def rest(self) -> None:
         """Large steps are over for now: the next small one may give back what memory they alone took."""
+        return
 
     def stop(self) -> None:
         """End what it started: other processes. Nothing is run after it."""
+        return
 
 
 class FeatureProducer(Protocol):
     """The drafter's server half: keys and values of the target's layers -> feature rows.
 
-    shape: of a row. layers: the target's layers that it reads; none: it takes no kv.
+    shape: of a row. layers: the target's layers that it reads; none: it has no rows.
     """
 
     shape: RowShape

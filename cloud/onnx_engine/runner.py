@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from cloud.engine.drawing import HostLogits
+from cloud.engine.runner import ModelRunner
 from outrider_core.targets.part import Part
 from outrider_core.targets.runner import OnnxRunner
 from outrider_core.targets.weights import Floats
 
 
-class OnnxModelRunner:
+class OnnxModelRunner(ModelRunner):
     """Runs the target in this process, on the CPU."""
 
     def __init__(self, runner: OnnxRunner) -> None:
@@ -31,6 +32,3 @@ class OnnxModelRunner:
     def rest(self) -> None:
         """See ModelRunner.rest."""
         self._runner.rest()
-
-    def stop(self) -> None:
-        """See ModelRunner.stop; there is nothing to end."""

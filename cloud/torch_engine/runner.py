@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from cloud.engine.runner import ModelRunner
 from cloud.torch_engine.attention import ATTENTION, span_plan
 from cloud.torch_engine.drawing import TorchLogits
 from cloud.torch_engine.kvstore import KVStore
@@ -28,7 +29,7 @@ def padded_rows(tokens: int) -> int:
     return -(-tokens // multiple) * multiple
 
 
-class TorchRunner:
+class TorchRunner(ModelRunner):
     """The target in this process: the float reference that the other engines are compared with.
 
     All tokens of a step travel in one row [1, T] through the unmodified `transformers` model, none padded to another's
@@ -79,9 +80,3 @@ class TorchRunner:
     def gather(self, layers: Sequence[int], rows: Sequence[int]) -> Tensor:
         """See ModelRunner.gather."""
         return self.store.gather(layers, rows)
-
-    def rest(self) -> None:
-        """See ModelRunner.rest; torch keeps its memory."""
-
-    def stop(self) -> None:
-        """See ModelRunner.stop; there is nothing to end."""

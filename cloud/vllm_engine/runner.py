@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from cloud.engine.runner import Logits
+from cloud.engine.runner import Logits, ModelRunner
 from cloud.vllm_engine.executor import MOST_REQUESTS, MOST_TOKENS, StepExecutor
 from cloud.vllm_engine.paths import Layout, PathLayout, PathRequest
 from cloud.vllm_engine.steps import Copy, Operation, Run, StepCommand, Take
@@ -14,7 +14,7 @@ from outrider_core.protocol.sampling import Sampling
 from outrider_core.targets.part import Part
 
 
-class VllmRunner:
+class VllmRunner(ModelRunner):
     """Runs steps as requests of their trees' paths; see `cloud.vllm_engine.paths`.
 
     Of a tree's keys and values, those of accepted nodes alone are brought to their pool rows: the engine moves them,
@@ -98,9 +98,6 @@ class VllmRunner:
             return self._written[[self._fresh[row] for row in rows]]
         moves, self._moves = self._moves, []
         return self._executor.step(StepCommand(moves, [], [], (), layers, [row + self._block for row in rows]))[1]
-
-    def rest(self) -> None:
-        """See ModelRunner.rest; vLLM keeps its memory."""
 
     def stop(self) -> None:
         """See ModelRunner.stop."""
