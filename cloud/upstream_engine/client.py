@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import math
 import os
 import threading
 from abc import ABC, abstractmethod
@@ -18,6 +19,8 @@ from outrider_core.targets.source import TargetError
 TopRow = dict[int, float]
 #: likeliest tokens of a row to ask for: the most that the server allows. vLLM's own limit is 20.
 TOPS = (64, 20, 1)
+#: probability of a row's tokens at most, as rounded; memory that nobody has written holds more
+MOST_MASS = 1.01
 #: seconds that the server may take to answer
 TIMEOUT = 60.0
 #: holds the key that the server asks for
@@ -40,35 +43,50 @@ class Scored(NamedTuple):
 
 
 class Upstream(ABC):
-    """A server at `url`. top: likeliest tokens that it returns per row. positions: tokens of its longest text."""
+    """A server at `url`. top: likeliest tokens that it returns per row. positions: tokens of its longest text.
+
+    vocab_size: of the target that it is to serve. release: its version.
+    """
 
     name: str
+    version_path: str
+    release: str
 
-    def __init__(self, url: str, positions: int) -> None:
-        self.url, self.positions, self.top = url, positions, 1
+    def __init__(self, url: str, positions: int, vocab_size: int) -> None:
+        self.url, self.positions, self.vocab_size, self.top = url, positions, vocab_size, 1
 
-    @abstractmethod
-    def version(self) -> str:
-        """Return the server's release."""
-
-    @abstractmethod
     def score(self, text: Sequence[int], wanted: int, ahead: int) -> Scored:
         """Return rows behind the last `wanted` tokens of `text`, and what the server writes on, `ahead` tokens at most.
 
-        Raises UpstreamError.
+        Raises UpstreamError, also if that is not what the server returns: a row too few would shift the others.
         """
+        try:
+            scored = rows, written = self._score(text, wanted, ahead)
+            last, least = max(max(row) for row in rows), min(map(len, rows))
+            mass = max(sum(map(math.exp, row.values())) for row in rows)
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+            raise UpstreamError(f"its reply is not understood: {error!r}") from error
+        if least < min(self.top, self.vocab_size) or not 0 < len(written) <= ahead:
+            raise UpstreamError(f"its reply is incomplete: {len(written)} tokens, and rows of {least}")
+        if len(rows) != wanted + len(written) - 1:
+            raise UpstreamError(f"its reply has {len(rows)} rows for {wanted} tokens and {len(written)} written ones")
+        if last >= self.vocab_size:
+            raise UpstreamError(f"it knows token {last}, the target has {self.vocab_size}: it serves another model")
+        if mass > MOST_MASS:
+            raise UpstreamError("what it returns are not log probabilities; vLLM needs --logprobs-mode raw_logprobs")
+        return scored
+
+    @abstractmethod
+    def _score(self, text: Sequence[int], wanted: int, ahead: int) -> Scored:
+        """See score. Raises UpstreamError, or anything if the reply is not understood."""
 
 
 class Vllm(Upstream):
     """`vllm serve MODEL --enable-scale-out --enable-prompt-tokens-details`."""
 
-    name = "vllm"
+    name, version_path = "vllm", "/version"
 
-    def version(self) -> str:
-        """See Upstream."""
-        return str(call(self.url, "/version")["version"])
-
-    def score(self, text: Sequence[int], wanted: int, ahead: int) -> Scored:
+    def _score(self, text: Sequence[int], wanted: int, ahead: int) -> Scored:
         """See Upstream.
 
         The rows of tokens whose keys and values were in the server's prefix cache are not computed, and what it returns
@@ -107,13 +125,9 @@ class Vllm(Upstream):
 class Sglang(Upstream):
     """`python -m sglang.launch_server --model-path MODEL`."""
 
-    name = "sglang"
+    name, version_path = "sglang", "/get_server_info"
 
-    def version(self) -> str:
-        """See Upstream."""
-        return str(call(self.url, "/get_server_info")["version"])
-
-    def score(self, text: Sequence[int], wanted: int, ahead: int) -> Scored:
+    def _score(self, text: Sequence[int], wanted: int, ahead: int) -> Scored:
         """See Upstream. Its prefix cache is read up to `logprob_start_len`, so all rows behind that are computed."""
         said = call(
             self.url,
@@ -132,22 +146,23 @@ class Sglang(Upstream):
         return Scored(rows, said["output_ids"])
 
 
-def connect(url: str) -> Upstream:
+def connect(url: str, vocab_size: int) -> Upstream:
     """Find out what serves at `url`, and try it. Raises TargetError with one line that says what to change."""
     try:
         (model, *_) = call(url, "/v1/models")["data"]
         kinds: dict[str, type[Upstream]] = {kind.name: kind for kind in (Vllm, Sglang)}
         if model["owned_by"] not in kinds:
             raise TargetError(f"--upstream {url}: {model['owned_by']!r} serves there; vLLM and SGLang are supported")
-        server = kinds[model["owned_by"]](url, model["max_model_len"])
+        server = kinds[model["owned_by"]](url, int(model["max_model_len"]), vocab_size)
+        server.release = str(call(url, server.version_path)["version"])
         for server.top in TOPS:
             try:
-                if len(server.score([0, 0], 2, 1).rows) == 2:
-                    return server
+                server.score([0, 0], 2, 1)
+                return server
             except UpstreamError as error:
                 if server.top == TOPS[-1] or error.status != 400:
                     raise
-        raise UpstreamError("it returns no log probabilities of a prompt")
+        raise AssertionError
     except UpstreamError as error:
         hint = {401: f"; its key is read from {KEY_VARIABLE}", 404: "; start vLLM with --enable-scale-out"}
         raise TargetError(f"--upstream {url}: {error}{hint.get(error.status, '')}") from None
@@ -161,7 +176,7 @@ _kept = threading.local()
 def call(url: str, path: str, body: object = None) -> Any:
     """Return the JSON that a POST of `body`, or a GET, is answered with. Each thread keeps its connection.
 
-    Raises UpstreamError.
+    Raises UpstreamError, or ValueError if it is not JSON.
     """
     key = os.environ.get(KEY_VARIABLE, "")
     headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})}

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from cloud.engine.features import NoServerHalf
 from cloud.engine.served_model import ServedModel
 from cloud.settings import Settings
-from cloud.upstream_engine.client import UpstreamError, connect
-from cloud.upstream_engine.runner import NoFeatures, UpstreamRunner
+from cloud.upstream_engine.client import connect
+from cloud.upstream_engine.runner import UpstreamRunner
 from outrider_core.cache import expanded
 from outrider_core.chat.tokenizer import open_chat_tokenizer
 from outrider_core.models.drafter_arrays import check_target, read_drafter
 from outrider_core.models.target import model_folder
-from outrider_core.protocol.rows import NO_ROWS, RowShape
 from outrider_core.targets.identity import model_identity
 from outrider_core.targets.source import TargetError, TargetSource, eos_ids_of
 from outrider_core.targets.weights import read_json
@@ -21,29 +21,28 @@ def load_model(settings: Settings, source: TargetSource) -> ServedModel:
 
     Of the target's files its tokenizer and configuration are read here. Raises TargetError or DrafterError.
     """
-    folder, drafter_hash, shape = model_folder(source), "", NO_ROWS
+    folder, drafter_hash = model_folder(source), ""
     identity = source.identity if folder == source.path else model_identity(folder)
     if settings.drafter:
         config, _, drafter_hash = read_drafter(expanded(settings.drafter))
         check_target(config.target_hash, source.name, identity, settings.drafter)
-        shape = RowShape(config.ca_kv_heads, config.head_dim)
-    server = connect(settings.upstream)
     try:
         values = read_json(folder / "config.json")
         vocab_size, eos_ids = int(values.get("text_config", values)["vocab_size"]), eos_ids_of(folder)
-        tokenizer, release = open_chat_tokenizer(folder), server.version()
-    except (OSError, ValueError, KeyError, UpstreamError) as error:
+        tokenizer = open_chat_tokenizer(folder)
+    except (OSError, ValueError, KeyError) as error:
         raise TargetError(f"{source.name}: {error}") from None
+    server = connect(settings.upstream, vocab_size)
     return ServedModel(
         name=source.name,
         target_hash=identity,
         drafter_hash=drafter_hash,
-        arithmetic=f"upstream-{server.name}-{release}",
+        arithmetic=f"upstream-{server.name}-{server.release}",
         tokenizer=tokenizer,
         eos_ids=eos_ids,
         vocab_size=vocab_size,
         max_positions=server.positions,
-        runner=UpstreamRunner(server, settings.kv_tokens, vocab_size),
-        features=NoFeatures(shape),
+        runner=UpstreamRunner(server, settings.kv_tokens),
+        features=NoServerHalf(),
         top=server.top,
     )

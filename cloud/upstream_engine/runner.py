@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from cloud.engine.acceptance import Chances
 from cloud.engine.drawing import HostLogits
+from cloud.engine.runner import ModelRunner
 from cloud.upstream_engine.client import Scored, TopRow, Upstream
 from outrider_core.protocol.constraint import Adjustment
-from outrider_core.protocol.rows import RowShape
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.targets.part import Part
 
@@ -52,19 +52,6 @@ class TopLogits:
         return [[told, *best[:top]] for told, best in zip(first, ordered, strict=True)]
 
 
-class NoFeatures:
-    """`cloud.engine.runner.FeatureProducer` of a server that shows no keys and values."""
-
-    layers: tuple[int, ...] = ()
-
-    def __init__(self, shape: RowShape) -> None:
-        self.shape = shape
-
-    def rows(self, kv: NDArray[np.float32], positions: Sequence[int]) -> NDArray[np.float32]:
-        """See FeatureProducer.rows: there are none."""
-        return np.empty((0, 2, *self.shape), np.float32)
-
-
 class _Ahead(NamedTuple):
     """What the server wrote behind `text`."""
 
@@ -72,11 +59,11 @@ class _Ahead(NamedTuple):
     scored: Scored
 
 
-class UpstreamRunner:
+class UpstreamRunner(ModelRunner):
     """Has each root-to-leaf path of a step's trees scored, all at once, and streams written a few tokens ahead."""
 
-    def __init__(self, server: Upstream, rows: int, vocab_size: int) -> None:
-        self._server, self._vocab_size = server, vocab_size
+    def __init__(self, server: Upstream, rows: int) -> None:
+        self._server = server
         self._tokens = np.zeros(rows, np.int32)
         self._threads = ThreadPoolExecutor(CONNECTIONS, "upstream")
         self._ahead: dict[int, _Ahead] = {}  # by first pool row of a session
@@ -106,7 +93,7 @@ class UpstreamRunner:
             known |= zip(rows, future.result().rows, strict=False)  # a stream's first row alone
         for base, text, future in streams:
             self._ahead[base] = _Ahead(text, future.result())
-        return TopLogits([known.get(row, {}) for row in range(count)], self._vocab_size)
+        return TopLogits([known.get(row, {}) for row in range(count)], self._server.vocab_size)
 
     def _scored(self, part: Part, text: list[int], root: int) -> list[tuple[list[int], Future[Scored]]]:
         """Ask for a tree's rows, each once. Nodes past the server's longest text are never drawn from."""
@@ -145,9 +132,6 @@ class UpstreamRunner:
     def gather(self, layers: Sequence[int], rows: Sequence[int]) -> NDArray[np.float32]:
         """See ModelRunner.gather; there are keys and values of no layer."""
         return np.empty((len(rows), 0, 0), np.float32)
-
-    def rest(self) -> None:
-        """See ModelRunner.rest; memory stays small."""
 
     def stop(self) -> None:
         """See ModelRunner.stop."""

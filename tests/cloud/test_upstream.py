@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -23,8 +23,8 @@ import torch
 from cloud.loading import load_verifier
 from cloud.server.service import Verifier
 from cloud.settings import Settings
-from cloud.torch_engine.process import free_port
 from cloud.upstream_engine.client import KEY_VARIABLE, connect
+from export.bundle.verifier_process import free_port
 from outrider_core.protocol.constraint import Constraint, pack_bias
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.tree import TokenTree
@@ -41,13 +41,14 @@ GARBAGE = [(17, -0.5), (3, -0.7)]
 
 
 class Server:
-    """kind: "vllm" or "sglang". most: likeliest tokens of a row, at most. positions: of the longest text.
+    """kind: "vllm" or "sglang". most: likeliest tokens of a row; 0: as usual. positions: of the longest text.
 
     cached: prefixes whose keys and values it holds. asked: (tokens of the text, tokens to be written) so far.
     """
 
-    def __init__(self, kind: str, most: int = 20, key: str = "", positions: int = 128, details: bool = True) -> None:
-        self.kind, self.most, self.key, self.positions, self.details = kind, most, key, positions, details
+    def __init__(self, kind: str, most: int = 0, key: str = "", positions: int = 128, details: bool = True) -> None:
+        self.kind, self.key, self.positions, self.details = kind, key, positions, details
+        self.most = most or (64 if kind == "sglang" else 20)
         self.cached, self.asked = set[tuple[int, ...]](), list[tuple[int, int]]()
 
     def answer(self, path: str, body: Any) -> tuple[int, Any]:
@@ -232,18 +233,74 @@ def test_what_is_not_exact_is_refused(folder: Path) -> None:
 
 def test_servers_that_lack_something_are_named_in_one_line(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with answering(Server("vllm", details=False)) as url, pytest.raises(TargetError, match="prompt-tokens-details"):
-        connect(url)
+        connect(url, VOCAB)
     with answering(Server("llamacpp")) as url, pytest.raises(TargetError, match="'llamacpp' serves there"):
-        connect(url)
+        connect(url, VOCAB)
     with answering(Server("vllm", most=5, key="s3cret")) as url:
         with pytest.raises(TargetError, match=KEY_VARIABLE):
-            connect(url)
+            connect(url, VOCAB)
         monkeypatch.setenv(KEY_VARIABLE, "s3cret")
-        assert connect(url).top == 1
+        assert connect(url, VOCAB).top == 1
     with pytest.raises(TargetError, match=r"no answer: .*refused"):
         verifier(folder, f"http://127.0.0.1:{free_port()}")
     with pytest.raises(ValueError, match="go together"):
         Settings(engine="upstream")
+
+
+def too_few(said: Any) -> None:
+    del said["prompt_logprobs"][-1]
+
+
+def narrow(said: Any) -> None:
+    row = said["prompt_logprobs"][-1]
+    del row[next(iter(row))]
+
+
+def unwritten(said: Any) -> None:
+    said["choices"][0]["token_ids"] = []
+
+
+def unread_memory(said: Any) -> None:
+    for row in said["prompt_logprobs"][-1].values():
+        row["logprob"] = 7e12
+
+
+def unknown_token(said: Any) -> None:
+    said["prompt_logprobs"][-1][str(VOCAB)] = {"logprob": -9.0, "rank": 21}
+
+
+def no_number(said: Any) -> None:
+    said["choices"][0]["logprobs"]["content"][0]["top_logprobs"][0]["logprob"] = None
+
+
+def nothing(said: Any) -> None:
+    said.clear()
+
+
+@pytest.mark.parametrize("spoil", [too_few, narrow, unwritten, unread_memory, unknown_token, no_number, nothing])
+def test_a_reply_that_is_not_what_was_asked_for_fails_the_step(folder: Path, spoil: Callable[[Any], None]) -> None:
+    """Else its rows would be taken for those of other tokens."""
+    truth, server, spoilt = plain_decode(MODEL, PROMPT, Sampling(), 4, eos_ids=()), Server("vllm"), False
+
+    def answer(path: str, body: Any) -> tuple[int, Any]:
+        status, said = alive(path, body)
+        if spoilt and status == 200:
+            spoil(said)
+        return status, said
+
+    alive, server.answer = server.answer, answer  # type: ignore[method-assign]
+    with answering(server) as url, started(verifier(folder, url)) as direct:
+        for spoilt in (True, False):
+            direct.open(session := os.urandom(16), PROMPT)
+            verdict = direct.verify(session, 1, 3, TokenTree.chain(truth[:3])).get(timeout=HANG)
+            if spoilt:
+                assert isinstance(verdict, Error) and verdict.code == ERR_INTERNAL
+        assert isinstance(verdict, Verdict) and (list(verdict.accepted), verdict.bonus) == ([0, 1, 2], truth[3])
+
+
+def test_a_server_of_another_model_is_refused_at_start(folder: Path) -> None:
+    with answering(Server("vllm")) as url, pytest.raises(TargetError, match="it serves another model"):
+        connect(url, 10)
 
 
 def test_a_server_that_dies_fails_the_step_and_one_that_returns_goes_on(folder: Path) -> None:
