@@ -181,7 +181,7 @@ def call(url: str, path: str, body: object = None) -> Any:
     key = os.environ.get(KEY_VARIABLE, "")
     headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})}
     parts, data = urlsplit(url), None if body is None else msgspec.json.encode(body)
-    for again in (True, False):
+    while True:
         kept: http.client.HTTPConnection | None = getattr(_kept, "connection", None)
         if fresh := kept is None or _kept.url != url:
             kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
@@ -194,12 +194,11 @@ def call(url: str, path: str, body: object = None) -> Any:
         except (OSError, http.client.HTTPException) as error:
             kept.close()
             _kept.connection = None
-            if fresh or not again:  # else the server closed an idle connection
-                raise UpstreamError(f"no answer: {str(error) or type(error).__name__}") from None
-            continue
+            if not fresh and not isinstance(error, TimeoutError):
+                continue  # the server has closed an idle connection
+            raise UpstreamError(f"no answer: {str(error) or type(error).__name__}") from None
         _kept.connection, _kept.url = kept, url
         if reply.status != 200:
             text = " ".join(said.decode(errors="replace").split())[:200]
             raise UpstreamError(f"{path} is refused with {reply.status}: {text}", reply.status)
         return msgspec.json.decode(said)
-    raise AssertionError

@@ -23,7 +23,7 @@ import torch
 from cloud.loading import load_verifier
 from cloud.server.service import Verifier
 from cloud.settings import Settings
-from cloud.upstream_engine.client import KEY_VARIABLE, connect
+from cloud.upstream_engine.client import KEY_VARIABLE, UpstreamError, call, connect
 from export.bundle.verifier_process import free_port
 from outrider_core.protocol.constraint import Constraint, pack_bias
 from outrider_core.protocol.sampling import Sampling
@@ -48,6 +48,7 @@ class Server:
 
     def __init__(self, kind: str, most: int = 0, key: str = "", positions: int = 128, details: bool = True) -> None:
         self.kind, self.key, self.positions, self.details = kind, key, positions, details
+        self.cut = False  # it sends half of a reply
         self.most = most or (64 if kind == "sglang" else 20)
         self.cached, self.asked = set[tuple[int, ...]](), list[tuple[int, int]]()
 
@@ -132,7 +133,8 @@ def answering(server: Server) -> Iterator[str]:
             self.send_response(status)
             self.send_header("Content-Length", str(len(data)))
             self.end_headers()
-            self.wfile.write(data)
+            self.wfile.write(data[: len(data) // 2] if server.cut else data)
+            self.close_connection |= server.cut
 
         def log_message(self, *_: object) -> None: ...
 
@@ -296,6 +298,29 @@ def test_a_reply_that_is_not_what_was_asked_for_fails_the_step(folder: Path, spo
             if spoilt:
                 assert isinstance(verdict, Error) and verdict.code == ERR_INTERNAL
         assert isinstance(verdict, Verdict) and (list(verdict.accepted), verdict.bonus) == ([0, 1, 2], truth[3])
+
+
+def test_a_slow_server_is_asked_once_and_half_a_reply_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twice the time-out would count as a step that hangs."""
+    monkeypatch.setattr("cloud.upstream_engine.client.TIMEOUT", 0.5)
+    server, asked, done = Server("vllm"), list[str](), threading.Event()
+
+    def slowly(path: str, body: Any) -> tuple[int, Any]:
+        asked.append(path)
+        done.wait(HANG)
+        return 200, {}
+
+    with answering(server) as url:
+        assert call(url, "/version") == {"version": "9.8"}
+        with monkeypatch.context() as patch:
+            patch.setattr(server, "answer", slowly)
+            with pytest.raises(UpstreamError, match="timed out"):
+                call(url, "/version")  # by the connection that is there
+            done.set()
+        assert asked == ["/version"] and call(url, "/version") == {"version": "9.8"}
+        server.cut = True
+        with pytest.raises(UpstreamError, match="no answer: IncompleteRead"):
+            call(url, "/version")
 
 
 def test_a_server_of_another_model_is_refused_at_start(folder: Path) -> None:
