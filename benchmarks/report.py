@@ -287,7 +287,7 @@ HEADLINES: tuple[tuple[str, str, Callable[[Figures], str]], ...] = (
         "offline",
         lambda f: " and ".join(f"{_kept(f, writer):.0%}" for writer in ("drafter", "cold")),
     ),
-    ("answers equal to plain decoding in the demo, one of them cut off", "demo", _same),
+    ("demo answers equal to plain decoding, the verifier killed in one", "demo", _same),
     ("first offline token after the verifier was killed", "demo", _stall),
     ("bytes per round, up and down", "demo", _bytes),
     (
@@ -296,7 +296,7 @@ HEADLINES: tuple[tuple[str, str, Callable[[Figures], str]], ...] = (
         lambda f: " and ".join(f"{f['device_peak_mib'][way]} MiB" for way in ("off", "warm")),
     ),
     (
-        "a loss: with both ends on one machine and this small target, speed over plain decoding",
+        "the least gain: speed over plain decoding with both ends and a small target on one machine",
         "demo",
         lambda f: f"{f['ratio_to_plain']:.2f}x",
     ),

@@ -43,12 +43,14 @@ class DeviceOptions:
     )
     server: str | None = _flag(
         None,
-        "verifier, as host:port, ws://... or wss://...; without it the full model runs in this process, or with "
-        "--bundle everything is written offline",
+        "verifier, as host:port, ws://... or wss://...; without it the full model runs in this process, or, with "
+        "--bundle, the device writes every answer alone",
         exclusive=True,
     )
     token: str | None = _flag(
-        None, "token for the verifier; other users of this machine cannot see the variable", env="OUTRIDER_TOKEN"
+        None,
+        "access token for the verifier; the variable is safer, as other users of this machine can see command lines",
+        env="OUTRIDER_TOKEN",
     )
     ca_file: Path | None = _flag(  # noqa: RUF009 - a Path is immutable
         None, "PEM file of certificates to trust in addition to the system's", read=Path
@@ -84,8 +86,8 @@ class WritingOptions(DeviceOptions):
     )
     policy: Literal["prefer-cloud", "prefer-device", "cloud-only", "device-only"] = _flag(
         "prefer-cloud",
-        "prefer-cloud: write offline only while the verifier is silent; prefer-device: write at once and be corrected; "
-        "cloud-only: never write offline; device-only: never contact a verifier",
+        "prefer-cloud: the device writes alone only while the verifier does not answer; prefer-device: it writes at "
+        "once and the verifier corrects it; cloud-only: it never writes alone; device-only: it contacts no verifier",
         choices=("prefer-cloud", "prefer-device", "cloud-only", "device-only"),
     )
     on_return: Literal["repair", "keep"] = _flag(
@@ -95,8 +97,9 @@ class WritingOptions(DeviceOptions):
     )
     offline: Literal["sentence", "continue", "pause"] = _flag(
         "sentence",
-        "without a link: sentence: the understudy writes to the end, the drafter alone to the end of its sentence; "
-        "continue: always to the end; pause: until the writer becomes unsure",
+        "how far the device writes without a link. sentence: with an understudy (a small complete model in the bundle) "
+        "to the end of the answer, otherwise to the end of the sentence; continue: always to the end; pause: until the "
+        "model that is writing becomes unsure",
         choices=("sentence", "continue", "pause"),
     )
     understudy: Literal["cold", "warm", "off"] = _flag(
@@ -124,11 +127,11 @@ class WritingOptions(DeviceOptions):
 class SamplingOptions:
     """Options for sampling and the length of an answer."""
 
-    max_tokens: int = _flag(256, "most tokens of an answer", "N", at_least(1))
+    max_tokens: int = _flag(256, "maximum number of tokens in an answer", "N", at_least(1))
     temperature: float = _flag(0.0, "0: greedy", read=float)
     top_k: int = _flag(0, "keep the likeliest K tokens; 0 keeps every token", read=int)
-    top_p: float = _flag(1.0, "keep the likeliest tokens up to this probability", read=float)
-    min_p: float = _flag(0.0, "drop tokens below this share of the likeliest one's", read=float)
+    top_p: float = _flag(1.0, "keep the likeliest tokens whose probabilities add up to this", read=float)
+    min_p: float = _flag(0.0, "drop tokens less likely than this fraction of the likeliest token", read=float)
     seed: int | None = _flag(None, "same seed, same text; default: random", read=int)
 
     def answer(self, stop: Sequence[str] = ()) -> AnswerKeywords:
