@@ -70,7 +70,7 @@ $(VLLM)/ready: pyproject.toml
 # and libraries are fetched once as android_demo/ci/pins.toml says, and so are Java and npm where the machine has none.
 check-android: $(VENV)/ready $(BUNDLE)/manifest.json
 	$(BIN)/python -m pytest -m android -k 'not executorch and not one_library' \
-		$(addprefix tests/android/test_,core.py builds.py link.py client.py kotlin_engines.py)
+		$(addprefix tests/android/test_,core.py api.py builds.py link.py client.py kotlin_engines.py)
 
 # All of it, with the app, its APK, R8, arm64 natives in qemu, and apps by three compilers against the AAR
 test-android: $(VENV)/ready $(BUNDLE)/manifest.json
