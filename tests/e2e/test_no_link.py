@@ -28,6 +28,7 @@ from outrider_core.protocol.sampling import Sampling
 from tests.cloud.drive import serve
 from tests.e2e.stack import MAX_NEW, make_verifier, oracle
 from tests.edge_runtime.test_login_pages import answering
+from tests.waiting import HANG
 
 PROMPT = [20, 21, 22]
 Folders = tuple[Path, Path, Path]
@@ -153,6 +154,30 @@ def test_once_the_way_is_free_the_answer_is_the_targets(folders: Folders, bundle
     assert last.reason in ("stop", "length") and last.detail == ""
     shown = [event.detail for event in events if isinstance(event, LinkState)]
     assert any("web page" in detail for detail in shown) and any("who are you" in detail for detail in shown)
+
+
+def test_a_link_that_was_idle_is_there_for_the_next_answer(folders: Folders, bundle: Bundle) -> None:
+    async def run(address: str) -> None:
+        async with EdgeRuntime(bundle, address, RuntimeOptions(threads=1, idle=0.05)) as runtime:
+            for _ in range(2):
+                events = [event async for event in runtime.generate(PROMPT, max_new_tokens=MAX_NEW)]
+                assert isinstance(events[-1], Finished)
+                assert events[-1].token_ids == oracle(folders, PROMPT, Sampling())
+                async with asyncio.timeout(HANG):
+                    while runtime.link and runtime.link.welcome:
+                        await asyncio.sleep(0.01)
+                assert runtime.link_error == ""
+            runtime.network_changed()  # which is no reason to dial
+            await asyncio.sleep(0.3)
+            assert runtime.link and runtime.link.welcome is None
+            waiting = asyncio.create_task(runtime.wait_for_link())
+            async with asyncio.timeout(HANG):
+                while not runtime.link.welcome:
+                    await asyncio.sleep(0.001)
+            await waiting
+
+    with serve(make_verifier(folders)) as address:
+        asyncio.run(run(address))
 
 
 def port_of(address: str) -> int:
