@@ -15,12 +15,11 @@ from typing import Any
 from outrider_core import durable
 from outrider_core.cache import hold
 from outrider_core.targets.config import BrokenTarget, TargetConfig, UnsupportedTarget
-from outrider_core.targets.gguf_file import GgufFile
-from outrider_core.targets.gguf_tokenizer import gguf_ends, write_tokenizer
+from outrider_core.targets.gguf_tokenizer import write_tokenizer
 from outrider_core.targets.identity import model_identity, write_source
 from outrider_core.targets.quantised import quantised_by
 from outrider_core.targets.source import TargetError, TargetSource, eos_ids_of, holds_conversion
-from outrider_core.targets.weights import folder_weights, read_json
+from outrider_core.targets.weights import GgufWeights, folder_weights, read_json, write_safetensors
 
 
 @dataclass(frozen=True)
@@ -96,21 +95,24 @@ def _convert_aside(source: TargetSource, folder: Path) -> None:
 
 
 def _convert_gguf(source: Path, folder: Path) -> None:
-    """Write `source` as a plain float32 safetensors folder (once; ~10 s for the default model)."""
-    import torch
-    from transformers import AutoModelForCausalLM
-    from transformers.utils import logging as hf_logging
+    """Write `source` as a float32 safetensors folder that computes the same.
 
-    hf_logging.disable_progress_bar()
-    fields = GgufFile(source).fields
-    model = AutoModelForCausalLM.from_pretrained(source.parent, gguf_file=source.name, dtype=torch.float32)
-    # The weights are dequantised already; without these lines transformers refuses to save them.
-    del model.config.quantization_config
-    model.is_quantized, model.hf_quantizer = False, None
-    model.config.eos_token_id = model.generation_config.eos_token_id = gguf_ends(fields)
-    model.save_pretrained(folder)
-    shutil.copymode(folder / "config.json", folder / "model.safetensors")  # safetensors leaves it to its owner only
-    write_tokenizer(fields, folder)
+    transformers reads GGUF files too, but drops biases and rotary factors that it does not expect. Raises
+    UnsupportedTarget for what its model of the family does not have, and BrokenTarget.
+    """
+    from transformers import AutoConfig
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    weights = GgufWeights(source)
+    family, no_tokens = weights.config.family, {"bos_token_id": None, "pad_token_id": None}
+    config = AutoConfig.for_model(**weights.values, **no_tokens, eos_token_id=weights.eos_ids, dtype="float32")
+    config.architectures = [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[family]]
+    config.save_pretrained(folder)
+    written = TargetConfig.from_json(read_json(folder / "config.json"))
+    if lost := weights.config.lacking(written):
+        raise UnsupportedTarget(f"torch's model of type {family!r} has no {lost}, which this file has")
+    write_safetensors(weights, weights.config.tensors(), written, folder / "model.safetensors")
+    write_tokenizer(weights.fields, folder)
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,6 @@ _ROPE_OPTIONS = {
     "linear": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
     "yarn": ("factor", "original_max_position_embeddings"),
-    "divided": ("factors",),
     "longrope": ("short_factor", "original_max_position_embeddings"),
 }
 
@@ -190,6 +189,22 @@ class TargetConfig:
                 "channels do not go together"
             )
         return config
+
+    def lacking(self, other: TargetConfig) -> str:
+        """Return what `other` computes otherwise than this, biases that may be zeros left out; "" for nothing."""
+        tensors = other.tensors()
+        if name := next((name for name, shape in self.tensors().items() if tensors.get(name) != shape), ""):
+            return f"tensor {name}"
+        for name, own in vars(self).items():
+            found = getattr(other, name)
+            if isinstance(own, Rope) and isinstance(found, Rope):
+                tables = own.inverse_frequencies(self.rotary_width), found.inverse_frequencies(self.rotary_width)
+                same = np.allclose(*(np.append(inverse, gain) for inverse, gain in tables), rtol=1e-6, atol=0)
+            else:
+                same = own == found
+            if not same and not name.endswith("_bias"):
+                return f"{name} {own}"
+        return ""
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
         """The shape of every tensor that the model has, by name; see `outrider_core.targets.weights`."""
@@ -355,7 +370,8 @@ def _ropes(values: Mapping[str, Any], family: Family, context: int, dim: int) ->
 
 
 def _rope(options: dict[str, Any], values: Mapping[str, Any], context: int, dim: int) -> Rope:
-    theta = options.pop("rope_theta", None) or values.get("rope_theta") or 10_000.0
+    given = options.pop("rope_theta", None), values.get("rope_theta"), 10_000.0
+    theta = next(each for each in given if each is not None)
     kind = options.pop("rope_type", None) or options.pop("type", None) or "default"
     options.pop("type", None)
     if kind not in _ROPE_OPTIONS:
@@ -375,7 +391,8 @@ def _rope(options: dict[str, Any], values: Mapping[str, Any], context: int, dim:
     try:
         with np.errstate(all="ignore"):
             inverse, gain = rope.inverse_frequencies(dim)
-        if inverse.shape != (dim // 2,) or not np.isfinite([*inverse, gain]).all() or not rope.longest > 0:
+        whole = inverse.shape == (dim // 2,) and np.isfinite([*inverse, gain]).all() and (inverse > 0).all()
+        if not whole or not rope.longest > 0:
             raise ValueError
     except (ValueError, TypeError, ArithmeticError):
         raise BrokenTarget(f"config.json: no rotary positions follow from theta {theta!r} and {options}") from None

@@ -6,12 +6,15 @@ import math
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from outrider_core.targets.config import BrokenTarget, TargetConfig, UnsupportedTarget
 from outrider_core.targets.families import FAMILIES, Family
 from outrider_core.targets.gguf_file import GgufFile
 
-#: what rotary frequencies are divided by, those of LongRoPE up to the context it was trained with, and beyond
-ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
+#: what rotary frequencies are divided by: in texts of any length; or up to the context it was trained with, and beyond
+_COMMON, _SHORT, _LONG = "rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight"
 #: keys behind the family's name that are read below
 _READ = (
     "vocab_size context_length embedding_length feed_forward_length block_count attention.head_count "
@@ -76,19 +79,42 @@ def gguf_name(name: str, family: Family) -> str:
     return f"blk.{layer}.{family.gguf_parts.get(part) or _PARTS[part]}{suffix}"
 
 
+def rope_tensors(file: GgufFile) -> tuple[str, ...]:
+    """Names of the tensors that rotary positions are made of; those of LongRoPE come in pairs."""
+    if _COMMON in file.tensors:
+        return (_COMMON,)
+    return (_SHORT, _LONG) if {_SHORT, _LONG} <= file.tensors.keys() else ()
+
+
 def gguf_config(file: GgufFile) -> TargetConfig:
     """Raise UnsupportedTarget for what is not computed here, BrokenTarget for metadata that makes no sense."""
+    config = TargetConfig.from_json(gguf_values(file))
+    return replace(
+        config,
+        attention_bias=FAMILIES[config.family].biases == "inputs" or _biased(file, config.family, "self_attn.q_proj"),
+        output_bias=_biased(file, config.family, "self_attn.o_proj"),
+        mlp_bias=_biased(file, config.family, "mlp.gate_proj", "mlp.down_proj"),
+        attention_scale=float(_Keys(file).get("attention.scale", 0) or config.attention_scale),
+    )
+
+
+def _biased(file: GgufFile, family: str, *parts: str) -> bool:
+    return any(gguf_name(f"layers.0.{part}.bias", FAMILIES[family]) in file.tensors for part in parts)
+
+
+def gguf_values(file: GgufFile) -> dict[str, Any]:
+    """What config.json would say of the model, where biases go together. Raises as `gguf_config` does."""
     kind, name = file.fields.get("general.type", "model"), file.fields.get("general.architecture")
     if kind != "model":
         raise UnsupportedTarget(f"this GGUF file holds no model, but what it calls {kind!r}")
     family = next((each for each, entry in FAMILIES.items() if entry.gguf == name), "")
     if not family:
         TargetConfig.from_json({"model_type": name})
-    keys = _Keys(file, str(name))
+    keys = _Keys(file)
     keys.check()
     heads, width = keys.number("attention.head_count"), keys.number("embedding_length")
     key_length = keys.get("attention.key_length", 0)
-    head_dim = keys.number("attention.key_length") if key_length else int(width // heads)
+    head_dim = keys.number("attention.key_length") if key_length else int(width // max(heads, 1))
     rotary = keys.get("rope.dimension_count", head_dim)
     for other, value in (("attention.value_length", keys.get("attention.value_length", head_dim)),
                          ("rope.dimension_count", head_dim if FAMILIES[family].partial else rotary)):  # fmt: skip
@@ -97,8 +123,6 @@ def gguf_config(file: GgufFile) -> TargetConfig:
     own = {theirs: keys.get(key) for key, theirs in _OWN.get(str(name), {}).items() if keys.get(key) is not None}
     if isinstance(pattern := own.get("sliding_window_pattern"), list):
         own["layer_types"] = ["sliding_attention" if each else "full_attention" for each in pattern]
-    # scores of Gemma 3 27B alone are not scaled by the heads' width
-    scalar = width // heads if family == "gemma3_text" and keys.get("block_count") == 62 else head_dim
     options = _rope_scaling(keys)
     if "llama_4_scaling_beta" in own:
         options["llama_4_scaling_beta"] = own.pop("llama_4_scaling_beta")
@@ -117,30 +141,26 @@ def gguf_config(file: GgufFile) -> TargetConfig:
         "rope_parameters": options,
         "tie_word_embeddings": "output.weight" not in file.tensors,
         "sliding_window": None,
-        "query_pre_attn_scalar": scalar,
+        "attention_bias": _biased(file, family, "self_attn.q_proj", "self_attn.o_proj"),
+        "mlp_bias": _biased(file, family, "mlp.gate_proj", "mlp.down_proj"),
         **own,
     }
+    if options.get("rope_type") == "longrope":  # phi3 has it in both places
+        values["original_max_position_embeddings"] = options["original_max_position_embeddings"]
     if FAMILIES[family].partial:
         values["partial_rotary_factor"] = rotary / head_dim
-    config = TargetConfig.from_json(values)
-
-    def has(part: str) -> bool:
-        return gguf_name(f"layers.0.{part}.bias", FAMILIES[family]) in file.tensors
-
-    return replace(
-        config,
-        attention_bias=config.attention_bias or has("self_attn.q_proj"),
-        output_bias=has("self_attn.o_proj"),
-        mlp_bias=has("mlp.gate_proj") or has("mlp.down_proj"),
-        attention_scale=float(keys.get("attention.scale", 0) or config.attention_scale),
-    )
+    if FAMILIES[family].multipliers:
+        values["attention_multiplier"] = keys.get("attention.scale", 0) or head_dim**-0.5
+    if family == "gemma3_text":  # scores of 27B alone are not scaled by the heads' width
+        values["query_pre_attn_scalar"] = width // heads if keys.get("block_count") == 62 else head_dim
+    return values
 
 
 class _Keys:
     """The keys behind a family's name."""
 
-    def __init__(self, file: GgufFile, family: str) -> None:
-        self.file, self._family = file, family
+    def __init__(self, file: GgufFile) -> None:
+        self.file, self._family = file, str(file.fields.get("general.architecture"))
 
     def check(self) -> None:
         """Raise UnsupportedTarget for a key that would change something and is not read."""
@@ -167,24 +187,30 @@ class _Keys:
         return value
 
 
+def _long_rope(short: NDArray[np.float32], long: NDArray[np.float32], trained: int, gain: float) -> dict[str, Any]:
+    """LongRoPE as config.json has it; with equal factors, they are those of texts of any length."""
+    return {
+        "rope_type": "longrope",
+        "short_factor": short.tolist(),
+        "long_factor": long.tolist(),
+        "original_max_position_embeddings": trained,
+        "attention_factor": gain,
+    }
+
+
 def _rope_scaling(keys: _Keys) -> dict[str, Any]:
     """`rope_scaling` as config.json has it."""
     factor = keys.get("rope.scaling.factor", keys.get("rope.scale_linear", 0)) or 1.0
     kind = keys.get("rope.scaling.type") or "linear"  # what a factor alone means
-    common, short, long = ROPE_TENSORS
-    if common in keys.file.tensors:
-        divisors = keys.file.values(common) * (factor if kind == "linear" else 1.0)
+    divisors = [keys.file.values(name) for name in rope_tensors(keys.file)]
+    if len(divisors) == 1:
         if kind not in ("linear", "none"):
-            raise UnsupportedTarget(f"a GGUF file with {common} and {kind} scaling is not supported")
-        return {"rope_type": "divided", "factors": divisors.tolist()}
-    if short in keys.file.tensors and long in keys.file.tensors:
-        return {
-            "rope_type": "longrope",
-            "short_factor": keys.file.values(short).tolist(),
-            "long_factor": keys.file.values(long).tolist(),
-            "original_max_position_embeddings": keys.number("rope.scaling.original_context_length"),
-            "attention_factor": keys.number("rope.scaling.attn_factor", 1.0),
-        }
+            raise UnsupportedTarget(f"a GGUF file with {_COMMON} and {kind} scaling is not supported")
+        common = divisors[0] * (factor if kind == "linear" else 1.0)
+        return _long_rope(common, common, keys.number("context_length"), 1.0)
+    if divisors:
+        trained = keys.number("rope.scaling.original_context_length")
+        return _long_rope(*divisors, trained, keys.number("rope.scaling.attn_factor", 1.0))
     if kind == "none" or (kind == "linear" and factor == 1.0):
         return {}
     if kind not in ("linear", "yarn"):

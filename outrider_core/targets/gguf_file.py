@@ -6,7 +6,7 @@ import math
 import mmap
 import struct
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -82,11 +82,17 @@ class GgufFile:
         alignment = self.fields.get(_ALIGNMENT, 32)
         if not isinstance(alignment, int) or alignment <= 0 or alignment & (alignment - 1):
             raise ValueError(f"{_ALIGNMENT} {alignment}")
-        begin = -(-self._at // alignment) * alignment
+        begin = offset = -(-self._at // alignment) * alignment
         for tensor in found:
             if tensor.name in self.tensors:
                 raise ValueError(f"tensor {tensor.name} stands there twice")
-            self.tensors[tensor.name] = GgufTensor(tensor.name, tensor.shape, tensor.kind, begin + tensor.offset)
+            if begin + tensor.offset != offset:
+                raise ValueError(f"tensor {tensor.name} does not lie behind the one before it")
+            self.tensors[tensor.name] = GgufTensor(tensor.name, tensor.shape, tensor.kind, offset)
+            end = offset + _stored_bytes(tensor)
+            if end > len(self._data):
+                raise ValueError(f"tensor {tensor.name} is cut short; download the file again")
+            offset = -(-end // alignment) * alignment
 
     def _take(self, size: int) -> bytes:
         if size > len(self._data) - self._at:
@@ -133,26 +139,16 @@ class GgufFile:
         return GgufTensor(name, tuple(reversed(shape)), self._number("I"), self._number("Q"))
 
     def values(self, name: str, rows: slice = slice(None)) -> NDArray[np.float32]:
-        """Rows of a tensor, dequantised. Raises BrokenTarget."""
-        from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+        """Rows of a tensor, dequantised. Raises UnsupportedTarget."""
+        from gguf.constants import GGMLQuantizationType
         from gguf.quants import dequantize
 
         tensor = self.tensors[name]
-        try:
-            kind = GGMLQuantizationType(tensor.kind)
-            per_block, block_bytes = GGML_QUANT_SIZES[kind]
-        except (ValueError, KeyError):
-            raise BrokenTarget(
-                f"{self.path}: tensor {name} is stored in format {tensor.kind}, which is unknown"
-            ) from None
-        count = math.prod(tensor.shape)
-        row = tensor.shape[-1] if tensor.shape else 1
-        size = count // per_block * block_bytes
-        if row % per_block or tensor.offset + size > self.path.stat().st_size:
-            raise BrokenTarget(f"{self.path}: tensor {name} is cut short; download the file again")
-        if not count:
+        if not (count := math.prod(tensor.shape)):
             return np.empty(tensor.shape, np.float32)[rows]
-        raw = np.memmap(self.path, np.uint8, "r", tensor.offset, (count // row, size * row // count))
+        kind, row = GGMLQuantizationType(tensor.kind), tensor.shape[-1] if tensor.shape else 1
+        shape = count // row, _stored_bytes(tensor) * row // count
+        raw = np.memmap(self.path, np.uint8, "r", tensor.offset, shape)
         try:
             if len(tensor.shape) == 2:
                 return dequantize(raw[rows], kind).astype(np.float32)
@@ -161,6 +157,24 @@ class GgufFile:
             raise UnsupportedTarget(
                 f"tensor {name} is stored as {kind.name}, which is not supported; take a file of another quantisation"
             ) from None
+
+
+def _stored_bytes(tensor: GgufTensor) -> int:
+    """Return how many bytes a tensor takes. Raises ValueError if its format is unknown or does not divide its rows."""
+    per_block, block_bytes = _blocks().get(tensor.kind, (0, 0))
+    if not per_block:
+        raise ValueError(f"tensor {tensor.name} is stored in format {tensor.kind}, which is unknown")
+    if (tensor.shape[-1] if tensor.shape else 1) % per_block:
+        raise ValueError(f"tensor {tensor.name} of shape {list(tensor.shape)} does not go into blocks of {per_block}")
+    return math.prod(tensor.shape) // per_block * block_bytes
+
+
+@cache
+def _blocks() -> dict[int, tuple[int, int]]:
+    """Of each format by its number: how many numbers a block has, and how many bytes."""
+    from gguf.constants import GGML_QUANT_SIZES
+
+    return {int(kind): size for kind, size in GGML_QUANT_SIZES.items()}
 
 
 def is_gguf(path: Path) -> bool:

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True)
 class Rope:
-    """Rotary positions. kind: "default", "linear", "llama3", "yarn", "longrope", or "divided" by factors as llama.cpp
-    has them; options: the kind's own numbers."""
+    """Rotary positions. kind: "default", "linear", "llama3", "yarn" or "longrope"; options: the kind's own numbers."""
 
     theta: float
     kind: str = "default"
@@ -33,8 +32,6 @@ class Rope:
             return base, 1.0
         if self.kind == "linear":
             return base / float(self.options["factor"]), 1.0
-        if self.kind == "divided":
-            return base / np.array(self.options["factors"], np.float64), 1.0
         if self.kind == "longrope":
             return base / np.array(self.options["short_factor"], np.float64), self._long_gain()
         if self.kind == "llama3":

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import struct
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 
 from outrider_core.targets.config import BrokenTarget, TargetConfig, UnsupportedTarget
 from outrider_core.targets.families import FAMILIES, Family
-from outrider_core.targets.gguf_config import ROPE_TENSORS, gguf_config, gguf_name
+from outrider_core.targets.gguf_config import gguf_config, gguf_name, gguf_values, rope_tensors
 from outrider_core.targets.gguf_file import GgufFile
 from outrider_core.targets.gguf_tokenizer import gguf_ends
 from outrider_core.targets.quantised import Quantisation, float8_values
@@ -123,7 +124,7 @@ class SafetensorsWeights:
     def _decoded(self, stored: str, parts: Mapping[str, _Entry], quantisation: Quantisation) -> Floats:
         try:
             return quantisation.decode({part: entry.raw() for part, entry in parts.items()}, quantisation.options)
-        except (ValueError, IndexError, ArithmeticError, KeyError, TypeError) as error:
+        except (ValueError, IndexError, ArithmeticError, KeyError, TypeError, AttributeError) as error:
             if isinstance(error, BrokenTarget | UnsupportedTarget):
                 raise
             raise BrokenTarget(f"{self._folder}: what {stored} is made of does not go together: {error}") from None
@@ -161,8 +162,6 @@ class _Entry:
         if self.dtype not in DTYPES:
             raise UnsupportedTarget(f"tensor {self.name} is stored as {self.dtype}, which is not supported")
         kind = np.dtype(DTYPES[self.dtype])
-        if self.begin + count * kind.itemsize > self.path.stat().st_size:
-            raise BrokenTarget(f"{self.path}: tensor {self.name} is cut short; download the file again")
         raw: NDArray[Any] = np.memmap(self.path, kind, "r", self.begin, (count,)) if count else np.empty(0, kind)
         raw = raw.reshape(self.shape)[rows] if self.shape else raw.reshape(())
         if self.dtype == "BF16":
@@ -176,6 +175,28 @@ class _Entry:
         if self.dtype.startswith(("I", "U")):
             raise UnsupportedTarget(f"tensor {self.name} is stored as {self.dtype}, which is not supported")
         return self.raw(rows).astype(np.float32)
+
+
+def write_safetensors(weights: Weights, own: Container[str], config: TargetConfig, path: Path) -> None:
+    """Write a model in float32, tensor by tensor, as folders of its family have it.
+
+    own: names that `weights` has; others of `config` are biases, and zeros.
+    """
+    family = FAMILIES[config.family]
+    header, at = dict[str, Any](), 0
+    for name, shape in _Places(config, lambda name: _stored(name, family)).shapes.items():
+        size = 4 * math.prod(shape)
+        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [at, at + size]}
+        at += size
+    text = json.dumps({**header, "__metadata__": {"format": "pt"}}).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        for name, shape in config.tensors().items():  # what is stored as one tensor comes in the order of its rows
+            values = weights.read(name) if name in own else np.zeros(shape, np.float32)
+            if name.endswith("norm"):
+                values = values - np.float32(family.gain_offset)
+            file.write(np.ascontiguousarray(values, "<f4").data)
 
 
 def _stored(name: str, family: Family) -> str:
@@ -258,8 +279,8 @@ def _safetensors_file(path: Path) -> dict[str, _Entry]:
             size = struct.unpack("<Q", head)[0] if len(head) == 8 else 0
             if not 0 < size <= 100_000_000:
                 raise BrokenTarget(f"{path}: not a safetensors file; download it again")
-            header = json.loads(file.read(size))
-        entries = dict[str, _Entry]()
+            header, whole = json.loads(file.read(size)), os.fstat(file.fileno()).st_size
+        entries, spans = dict[str, _Entry](), list[tuple[int, int]]()
         for name, entry in header.items():
             if name == "__metadata__":
                 continue
@@ -268,9 +289,14 @@ def _safetensors_file(path: Path) -> dict[str, _Entry]:
             if not all(isinstance(number, int) and 0 <= number < 1 << 48 for number in numbers):
                 raise ValueError(f"tensor {name}")
             known = DTYPES.get(dtype)
-            if known and end - begin != math.prod(shape) * np.dtype(known).itemsize:
+            short = known and end - begin != math.prod(shape) * np.dtype(known).itemsize
+            if short or 8 + size + end > whole:
                 raise BrokenTarget(f"{path}: tensor {name} is cut short; download the file again")
             entries[name] = _Entry(path, name, str(dtype), shape, 8 + size + begin)
+            spans.append((begin, end))
+        spans.sort()
+        if [begin for begin, _ in spans] != [0, *(end for _, end in spans)][: len(spans)]:
+            raise ValueError("tensors overlap")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         if isinstance(error, BrokenTarget):
             raise
@@ -300,6 +326,8 @@ def folder_weights(folder: Path) -> tuple[SafetensorsWeights, TargetConfig]:
     """A model folder's weights and shapes. Raises UnsupportedTarget and BrokenTarget."""
     values = read_json(folder / "config.json")
     config = TargetConfig.from_json(values)
+    if (folder / "adapter_config.json").is_file():
+        raise UnsupportedTarget("it holds an adapter (adapter_config.json), which is not applied; merge it first")
     return SafetensorsWeights(folder, config, Quantisation.of(values)), config
 
 
@@ -313,13 +341,18 @@ class GgufWeights:
         self._places = _Places(self.config, lambda name: gguf_name(name, family))
         shapes = self._places.shapes
         _check_shapes(path, self.config, shapes, {name: each.shape for name, each in self._file.tensors.items()})
-        if unused := [name for name in self._file.tensors if name not in shapes and name not in ROPE_TENSORS]:
-            raise UnsupportedTarget(f"it has a tensor {unused[0]}, which a {self.config.family} model does not have")
+        if unused := self._file.tensors.keys() - shapes.keys() - set(rope_tensors(self._file)):
+            raise UnsupportedTarget(f"it has a tensor {min(unused)}, which a {self.config.family} model does not have")
 
     @property
     def fields(self) -> Mapping[str, Any]:
         """The file's metadata."""
         return self._file.fields
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """What config.json would say of the model."""
+        return gguf_values(self._file)
 
     @property
     def eos_ids(self) -> list[int]:

@@ -10,11 +10,23 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
+from outrider_core.models.target import load_target
 from outrider_core.targets.config import TargetConfig, UnsupportedTarget
 from outrider_core.targets.families import FAMILIES
+from outrider_core.targets.source import TargetError, TargetSource
+from outrider_core.targets.streamed import final_states, head_logits
 from outrider_core.targets.weights import GgufWeights, folder_weights
-from tests.targets.gguf_files import LLAMA, paired, tokenizer_fields, write_gguf
+from tests.targets.gguf_files import (
+    LLAMA,
+    llama_arrays,
+    llama_fields,
+    paired,
+    random_arrays,
+    tokenizer_fields,
+    write_gguf,
+)
 from tests.tiny import VARIANTS, tiny_model
 
 VOCAB = 300
@@ -132,6 +144,52 @@ def test_a_gguf_file_is_its_folder(tmp_path: Path, family: str) -> None:
         same |= {name: getattr(config, name) for name in ("unrotated_layers", "windowed_layers", "sliding_window")}
     numbers = {name: pytest.approx(value) for name, value in vars(config).items() if isinstance(value, float)}
     assert vars(replace(ours.config, **same)) == {**vars(config), **numbers}
+
+
+@pytest.mark.parametrize("family", CONVERTED)
+def test_torch_computes_what_a_gguf_file_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str) -> None:
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
+    model = tiny_model(family, vocab=VOCAB, dtype=torch.float32)
+    if family == "gemma3_text":  # as GGUF files have it
+        model.config.query_pre_attn_scalar = 8
+        for layer in model.model.layers:
+            layer.self_attn.scaling = 8**-0.5
+    if family == "smollm3":  # likewise
+        model.config.layer_types = ["full_attention"] * 2
+        for layer in model.model.layers:
+            layer.self_attn.use_rope, layer.self_attn.sliding_window = True, None
+    loaded = load_target(TargetSource.resolve(str(gguf_of(model, tmp_path / "model.gguf", CONVERTED[family]))))
+    assert loaded.model.config.architectures == [type(model).__name__]
+    ids = torch.arange(5, 25)[None]
+    with torch.inference_mode():
+        torch.testing.assert_close(loaded.model(ids).logits, model(ids).logits, atol=1e-5, rtol=1e-5)
+
+
+def test_torch_has_the_biases_and_rotary_factors_of_a_gguf_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which transformers' own reader leaves out: its answers are another model's."""
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
+    arrays = random_arrays(replace(TargetConfig.from_json(LLAMA), attention_bias=True, mlp_bias=True))
+    stored = llama_arrays(arrays) | {"rope_freqs.weight": np.array([1, 1, 3, 8], np.float32)}
+    path = write_gguf(tmp_path / "model.gguf", llama_fields(), stored)
+    source = TargetSource.resolve(str(path))
+    ids = list(range(5, 45))
+    weights = GgufWeights(path)
+    wanted = head_logits(weights, weights.config, final_states(weights, weights.config, [ids])[0])
+    with torch.inference_mode():
+        found = load_target(source).model(torch.tensor([ids])).logits[0].numpy()
+        theirs = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file=path.name)(torch.tensor([ids])).logits[0]
+    np.testing.assert_allclose(found, wanted, atol=1e-4)
+    assert np.abs(theirs.numpy() - wanted).max() > 1
+
+
+def test_what_torch_does_not_have_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
+    arrays = random_arrays(TargetConfig.from_json(LLAMA))
+    path = write_gguf(tmp_path / "model.gguf", llama_fields(attention__scale=0.5), llama_arrays(arrays))
+    with pytest.raises(TargetError, match=r"torch's model of type 'llama' has no attention_scale 0\.5, which"):
+        load_target(TargetSource.resolve(str(path)))
 
 
 def test_every_family_is_tried() -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
+from transformers import AutoModelForCausalLM
 
 from outrider_core.models.target import model_folder
 from outrider_core.targets.config import BrokenTarget, TargetConfig, UnsupportedTarget
@@ -35,11 +36,14 @@ def test_every_number_format(tmp_path: Path) -> None:
 
 
 def test_a_gguf_file_holds_what_transformers_makes_of_it() -> None:
-    ours = GgufWeights(TargetSource.resolve(DEFAULT_TARGET).path)
-    theirs, config = folder_weights(model_folder(TargetSource.resolve()))
+    path = TargetSource.resolve(DEFAULT_TARGET).path
+    ours = GgufWeights(path)
+    theirs = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32).state_dict()
+    folder, config = folder_weights(model_folder(TargetSource.resolve()))
     names = ("embed_tokens", "norm", "layers.3.input_layernorm", "layers.29.mlp.down_proj")
     for name in (*names, *(f"layers.7.self_attn.{part}_proj" for part in "qkvo")):
-        np.testing.assert_array_equal(ours.read(name), theirs.read(name))
+        np.testing.assert_array_equal(ours.read(name), theirs[f"model.{name}.weight"].numpy())
+        np.testing.assert_array_equal(ours.read(name), folder.read(name))
     assert ours.config.tie_word_embeddings and config.tie_word_embeddings
 
 
@@ -64,6 +68,9 @@ def refused(folder: Path) -> str:
     return str(caught.value)
 
 
+ONE = {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}
+
+
 def header(entry: Any) -> bytes:
     text = json.dumps(entry).encode()
     return struct.pack("<Q", len(text)) + text
@@ -80,6 +87,8 @@ def header(entry: Any) -> bytes:
         (header({"model.norm.weight": {"dtype": "F32", "shape": [-1], "data_offsets": [0, 4]}}), "header is damaged"),
         (header({"model.norm.weight": {"dtype": "F32", "shape": [1], "data_offsets": [-4, 0]}}), "header is damaged"),
         (header({"model.norm.weight": {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}}), "cut short"),
+        (header({"a": ONE, "b": ONE}) + bytes(4), "header is damaged"),  # in the same place
+        (header({"a": {**ONE, "data_offsets": [4, 8]}}) + bytes(8), "header is damaged"),
         (header({}), "there is no tensor model.embed_tokens.weight"),
     ],
 )
@@ -91,7 +100,8 @@ def test_damage_is_named(folder: Path, content: bytes, says: str) -> None:
 def test_missing_files_are_named(folder: Path) -> None:
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-8])
-    assert "cut short" in refused(folder)
+    with pytest.raises(BrokenTarget, match="cut short"):
+        folder_weights(folder)  # before anything is read
     path.unlink()
     assert "there are no *.safetensors files" in refused(folder)
     (folder / "a.safetensors").symlink_to(folder / "nowhere")
@@ -110,6 +120,8 @@ def test_missing_files_are_named(folder: Path) -> None:
             {"rope_scaling": {"type": "linear", "factor": "four"}},
             "no rotary positions follow from theta 10000.0 and {'factor': 'four'}",
         ),
+        ({"rope_theta": 0}, "no rotary positions follow from theta 0"),
+        ({"rope_scaling": {"type": "linear", "factor": -2.0}}, "no rotary positions follow from theta 10000.0"),
         ({"vocab_size": 299}, "tensor model.embed_tokens.weight has the shape [300, 32]; by its"),
         ({"attention_bias": True}, "there is no tensor model.layers.0.self_attn.q_proj.bias"),
         ({"num_hidden_layers": 1}, "it has a tensor model.layers.1."),
@@ -133,6 +145,11 @@ def test_a_tensor_that_nothing_reads_is_refused_by_name(tmp_path: Path) -> None:
     extra = {**arrays, "layers.0.self_attn.q_proj.weight_scale": np.ones(1, np.float32)}
     write_folder(tmp_path, LLAMA, extra)
     assert "it has a tensor model.layers.0.self_attn.q_proj.weight_scale" in refused(tmp_path)
+
+
+def test_an_adapter_is_not_left_out(folder: Path) -> None:
+    (folder / "adapter_config.json").write_text("{}")
+    assert "it holds an adapter (adapter_config.json), which is not applied; merge it first" in refused(folder)
 
 
 def test_a_head_that_is_stored_and_tied_may_be_the_embedding(tmp_path: Path) -> None:
