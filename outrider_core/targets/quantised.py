@@ -42,8 +42,11 @@ class Quantisation:
         options = values.get("quantization_config") or values["quantization"]
         if name == "compressed-tensors" and options.get("format") == "float-quantized":
             name = "fp8"
-        if name not in _METHODS or options.get("bits", 4) not in _BITS.get(name, (4,)):
-            bits = f" at {options['bits']} bits" if "bits" in options else ""
+        size, (key, forms) = options.get("bits", options.get("w_bit", 4)), _FORMS.get(name, ("", ()))
+        form = str(options.get(key, "")).lower()
+        if name not in _METHODS or size not in _BITS.get(name, (4,)) or form not in ("", *forms):
+            bits = f" at {size} bits" if {"bits", "w_bit"} & options.keys() else ""
+            bits += f" in the form {form!r}" if form else ""
             raise UnsupportedTarget(
                 f"this folder is quantised by {name}{bits}, which is not read here (AWQ and GPTQ of 4 bits, MLX of 4 "
                 "and 8, and FP8 are); take the original model, or a GGUF file of it"
@@ -77,7 +80,7 @@ def _awq(parts: Parts, options: Options) -> Floats:
         return small.reshape(len(small), -1, 8)[:, :, _AWQ_ORDER].reshape(small.shape).astype(np.float32)
 
     weight, zeros = ordered(parts["qweight"]), ordered(parts["qzeros"])
-    group = len(weight) // len(zeros)
+    group = _group(weight, zeros, options)
     scaled: Floats = (weight - zeros.repeat(group, 0)) * parts["scales"].astype(np.float32).repeat(group, 0)
     return scaled.T
 
@@ -87,9 +90,19 @@ def _gptq(parts: Parts, options: Options) -> Floats:
     zeros = _unpacked(parts["qzeros"], 4, 1).astype(np.float32)
     if options.get("checkpoint_format", "gptq") == "gptq":  # the first version stores one less
         zeros += 1
-    group = parts["g_idx"] if "g_idx" in parts else np.arange(len(weight)) // (len(weight) // len(zeros))
+    size = _group(weight, zeros, options)
+    group = parts["g_idx"] if "g_idx" in parts else np.arange(len(weight)) // size
     scaled: Floats = (weight - zeros[group]) * parts["scales"].astype(np.float32)[group]
     return scaled.T
+
+
+def _group(weight: Floats, zeros: Floats, options: Options) -> int:
+    """Inputs that share a scale: so many as the tensors say, and the folder. Raises ValueError."""
+    stated = options.get("group_size", options.get("q_group_size")) or -1
+    group, rest = divmod(len(weight), len(zeros))
+    if rest or stated not in (-1, group):
+        raise ValueError(f"{len(weight)} inputs in {len(zeros)} groups of {stated}")
+    return group
 
 
 def _mlx(parts: Parts, options: Options) -> Floats:
@@ -103,10 +116,12 @@ def _mlx(parts: Parts, options: Options) -> Floats:
 def _fp8(parts: Parts, options: Options) -> Floats:
     weight = parts["weight"].astype(np.float32)
     scale = parts["weight_scale_inv"] if "weight_scale_inv" in parts else parts["weight_scale"]
-    scale = np.atleast_2d(scale.astype(np.float32))
-    block = [-(-whole // some) for whole, some in zip(weight.shape, scale.shape, strict=True)]
-    if given := options.get("weight_block_size"):
-        block = [int(size) for size in given]
+    outputs = len(weight) if scale.size == len(weight) else 1  # or one for all
+    groups = [group["weights"].get("block_structure") for group in options.get("config_groups", {}).values()]
+    whole = len(weight) // outputs, weight.shape[1]
+    block = [int(size) for size in options.get("weight_block_size") or next(filter(None, groups), whole)]
+    blocks = [-(-whole // size) for whole, size in zip(weight.shape, block, strict=True)]
+    scale = scale.astype(np.float32).reshape(blocks)
     spread = scale.repeat(block[0], 0).repeat(block[1], 1)
     scaled: Floats = weight * spread[: weight.shape[0], : weight.shape[1]]
     return scaled
@@ -129,3 +144,9 @@ _METHODS: dict[str, tuple[tuple[str, ...], tuple[str, ...], Callable[[Parts, Opt
     "fp8": (("weight",), ("weight_scale", "weight_scale_inv", "input_scale", "activation_scale"), _fp8),
 }
 _BITS = {"mlx": (4, 8), "fp8": (4, 8)}
+#: the option that says how numbers are laid out, and what it may say
+_FORMS = {
+    "awq": ("version", ("gemm",)),
+    "gptq": ("checkpoint_format", ("gptq", "gptq_v2")),
+    "mlx": ("mode", ("affine",)),
+}

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from safetensors.torch import save_file
 
 from outrider_core.targets.config import TargetConfig, UnsupportedTarget
-from outrider_core.targets.quantised import float8_values
+from outrider_core.targets.quantised import Quantisation, float8_values
 from outrider_core.targets.weights import folder_weights
 from tests.targets.gguf_files import LLAMA, random_arrays, write_folder
 
@@ -122,6 +122,9 @@ def test_a_quantised_folder_is_read(tmp_path: Path, method: str) -> None:
         ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "quantised by bitsandbytes, which is not read here"),
         ({"quant_method": "gptq", "bits": 3}, "quantised by gptq at 3 bits"),
         ({"quant_method": "compressed-tensors", "format": "pack-quantized"}, "quantised by compressed-tensors"),
+        ({"quant_method": "awq", "bits": 4, "version": "gemv"}, "quantised by awq at 4 bits in the form 'gemv'"),
+        ({"quant_method": "awq", "w_bit": 8}, "quantised by awq at 8 bits"),
+        ({"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"}, "in the form 'marlin'"),
         ({"quant_method": "of tomorrow"}, "quantised by of tomorrow"),
     ],
 )
@@ -129,6 +132,36 @@ def test_another_method_is_refused_by_name(tmp_path: Path, keys: dict[str, Any],
     write_folder(tmp_path, {**LLAMA, "quantization_config": keys}, random_arrays(CONFIG))
     with pytest.raises(UnsupportedTarget, match=f"{says}.*GGUF"):
         folder_weights(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("scale", "keys"),
+    [
+        (np.ones((3, 2)), {}),  # blocks of a size that nobody states
+        (np.ones((5, 3)), {"weight_block_size": [16, 16]}),
+        (np.ones((1, 1)), {"weight_block_size": [16, 16]}),
+    ],
+)
+def test_scales_that_do_not_cover_a_weight_are_refused(scale: Array, keys: dict[str, Any]) -> None:
+    found = Quantisation.of({"quantization_config": {"quant_method": "fp8", **keys}})
+    assert found
+    with pytest.raises(ValueError, match="cannot reshape"):
+        found.decode({"weight": np.ones((64, 32)), "weight_scale": scale}, found.options)
+
+
+def test_scales_of_rows_may_stand_in_a_row() -> None:
+    found, scale = Quantisation.of({"quantization_config": {"quant_method": "fp8"}}), np.arange(64.0)
+    assert found
+    parts = {"weight": np.ones((64, 64)), "weight_scale": scale}
+    np.testing.assert_array_equal(found.decode(parts, found.options), scale[:, None].repeat(64, 1))
+
+
+def test_groups_of_another_size_than_stated_are_refused() -> None:
+    stored, _ = awq(np.random.default_rng(0).normal(size=(16, 32)))
+    found = Quantisation.of({"quantization_config": {"quant_method": "awq", "bits": 4, "group_size": 4}})
+    assert found
+    with pytest.raises(ValueError, match="32 inputs in 4 groups of 4"):
+        found.decode(stored, found.options)
 
 
 def test_every_byte_of_float8() -> None:
