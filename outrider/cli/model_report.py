@@ -13,23 +13,27 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+import jinja2
 
 from outrider.cli.doctor import Finding, good
-from outrider_core.chat.tokenizer import read_template
+from outrider_core.chat.tokenizer import ChatTokenizer
 from outrider_core.models.folders import drafters_folder
 from outrider_core.targets.bundle import TargetBundleError, open_target_bundle
 from outrider_core.targets.config import BrokenTarget, TargetConfig, UnsupportedTarget
-from outrider_core.targets.source import TargetError, TargetSource
+from outrider_core.targets.source import TargetError, TargetSource, chat_tokenizer_in
 
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """formats: numbers of weights by how they are stored. tokens: ids by text, of those that end answers."""
+    """formats: numbers of weights by how they are stored. ends: ids by text, of the tokens that end answers.
+
+    fault: why a conversation cannot be written, "" if one can.
+    """
 
     formats: Counter[str]
     tokenizer: str
-    template: str
+    fault: str
     ends: dict[str, int]
     torch: bool
 
@@ -76,8 +80,8 @@ def _looks(source: TargetSource, config: TargetConfig, facts: ModelFacts) -> Ite
     text = f"{facts.tokenizer}, {config.vocab_size:,} tokens; answers end at {ends}"
     if not facts.ends:
         yield Finding("tokenizer", "bad", text, "name eos_token_id in config.json, or no answer ever ends")
-    elif not facts.template:
-        yield Finding("tokenizer", "bad", f"{text}; no chat template", "take the instruction-tuned model, or add one")
+    elif facts.fault:
+        yield Finding("tokenizer", "bad", f"{text}; {facts.fault}", "take the instruction-tuned model, or add one")
     else:
         yield good("tokenizer", f"{text}; with a chat template", ends=facts.ends)
     yield _engines(config, facts, count)
@@ -118,9 +122,11 @@ def _drafter(config: TargetConfig) -> Finding:
 
 def _gguf_facts(path: Path) -> ModelFacts:
     from gguf.constants import GGMLQuantizationType
+    from tokenizers import Tokenizer
+    from tokenizers.models import BPE
 
     from outrider_core.targets.gguf_file import GgufFile
-    from outrider_core.targets.gguf_tokenizer import gguf_ends
+    from outrider_core.targets.gguf_tokenizer import gguf_ends, gguf_template, named_tokens
 
     file, formats = GgufFile(path), Counter[str]()
     for tensor in file.tensors.values():
@@ -129,7 +135,8 @@ def _gguf_facts(path: Path) -> ModelFacts:
     kind = f"byte-level BPE split as {file.fields.get('tokenizer.ggml.pre', 'default')}"
     kind = kind if file.fields["tokenizer.ggml.model"] == "gpt2" else "SentencePiece BPE"
     ends = {tokens[index]: index for index in gguf_ends(file.fields)}
-    return ModelFacts(formats, kind, str(file.fields.get("tokenizer.chat_template", "")), ends, torch=False)
+    chat = ChatTokenizer(Tokenizer(BPE()), gguf_template(file.fields), named_tokens(file.fields))
+    return ModelFacts(formats, kind, _fault(chat), ends, torch=False)
 
 
 def _folder_facts(source: TargetSource) -> ModelFacts:
@@ -138,11 +145,19 @@ def _folder_facts(source: TargetSource) -> ModelFacts:
 
     folder = source.path
     quantisation, formats = Quantisation.of(read_json(folder / "config.json")), stored_formats(folder)
-    tokenizer: dict[str, Any] = read_json(folder / "tokenizer.json")
-    settings = read_json(path) if (path := folder / "tokenizer_config.json").is_file() else {}
-    known = {token["id"]: token["content"] for token in tokenizer.get("added_tokens", [])}
-    ends = {known.get(index, str(index)): index for index in source.eos_ids}
-    kind = str(tokenizer.get("model", {}).get("type", "unknown"))
+    chat = chat_tokenizer_in(folder)
+    ends = {chat.tokenizer.id_to_token(index) or str(index): index for index in source.eos_ids}
+    kind = type(chat.tokenizer.model).__name__
     if quantisation:
         formats = Counter({f"{quantisation.name} of {'/'.join(formats)}": formats.total()})
-    return ModelFacts(formats, kind, read_template(folder, settings), ends, torch=quantisation is None)
+    return ModelFacts(formats, kind, _fault(chat), ends, torch=quantisation is None)
+
+
+def _fault(chat: ChatTokenizer) -> str:
+    if not chat.template:
+        return "no chat template"
+    try:
+        chat.encode_chat([{"role": "user", "content": "Hello"}])
+    except (jinja2.TemplateError, ValueError, RecursionError) as error:
+        return f"its chat template fails: {' '.join(str(error).split())}"
+    return ""

@@ -108,13 +108,18 @@ class ChatTokenizer:
         return '"ByteLevel"' in self.tokenizer.to_str()
 
     def _rendered(self, messages: Messages, tools: Sequence[dict[str, Any]] = ()) -> str:
-        text: str = self._compiled.render(
-            messages=list(messages),
-            tools=list(tools) or None,
-            documents=None,
-            add_generation_prompt=True,
-            **self.special_tokens,
-        )
+        try:
+            text: str = self._compiled.render(
+                messages=list(messages),
+                tools=list(tools) or None,
+                documents=None,
+                add_generation_prompt=True,
+                **self.special_tokens,
+            )
+        except (jinja2.TemplateError, RecursionError):
+            raise
+        except Exception as error:  # templates raise what they like
+            raise jinja2.TemplateError(f"{type(error).__name__}: {error}") from None
         return text
 
     @cached_property
@@ -149,7 +154,10 @@ def open_chat_tokenizer(folder: Path) -> ChatTokenizer:
     except Exception as error:  # tokenizers raises bare Exception
         raise ValueError(f"{folder}/tokenizer.json does not load: {error}") from None
     path = folder / "tokenizer_config.json"
-    settings = json.loads(path.read_bytes()) if path.is_file() else {}
+    try:
+        settings = json.loads(path.read_bytes()) if path.is_file() else {}
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} does not load: {error}") from None
     if not isinstance(settings, dict):
         raise ValueError(f"{path} is not a JSON object")
     special = {name: text for name in TOKEN_NAMES if (text := token_text(settings.get(name)))}
@@ -182,11 +190,15 @@ def read_template(folder: Path, settings: Mapping[str, Any]) -> str:
     """chat_template.jinja, or what an older folder has in tokenizer_config.json: one template or several with names."""
     path = folder / "chat_template.jinja"
     if path.is_file():
-        return path.read_text(encoding="utf-8")
+        try:
+            return path.read_text(encoding="utf-8")
+        except ValueError as error:
+            raise ValueError(f"{path} does not load: {error}") from None
     template = settings.get("chat_template") or ""
     if isinstance(template, list):
-        template = next((each["template"] for each in template if each["name"] == "default"), "")
-    return str(template)
+        named = (each for each in template if isinstance(each, dict) and each.get("name") == "default")
+        template = next(named, {}).get("template")
+    return template if isinstance(template, str) else ""
 
 
 def chat_environment() -> ImmutableSandboxedEnvironment:

@@ -37,7 +37,7 @@ def gguf_ends(fields: Fields) -> list[int]:
     tokens = _tokens(fields)
     named = {_token_id(fields, f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")} - {None}
     special = {token: index for index, token in enumerate(tokens) if _types(fields)[index] == _CONTROL}
-    return sorted({each for each in named if each is not None} | turn_ends(_template(fields), special))
+    return sorted({each for each in named if each is not None} | turn_ends(gguf_template(fields), special))
 
 
 def check_tokenizer(fields: Fields) -> None:
@@ -55,8 +55,10 @@ def check_tokenizer(fields: Fields) -> None:
     if len(places := dict(zip(tokens, range(len(tokens)), strict=True))) != len(tokens):
         twice = next(token for index, token in enumerate(tokens) if places[token] != index)
         raise BrokenTarget(f"token {twice!r} stands twice in its tokenizer.ggml.tokens")
-    if kind == "gpt2":
-        _merges(fields)
+    for left, right in _merges(fields) if kind == "gpt2" else ():
+        for part in (left, right, left + right):
+            if part not in places:
+                raise BrokenTarget(f"its merges do not go with its tokens: {part!r} is not one of them")
     for name in ("bos", "eos", "unknown", "padding", "eot", "eom"):
         _token_id(fields, f"tokenizer.ggml.{name}_token_id")
 
@@ -82,14 +84,9 @@ def write_tokenizer(fields: Fields, folder: Path) -> None:
         ]
         tokenizer.add_special_tokens(added) if special else tokenizer.add_tokens(added)
     (folder / "tokenizer.json").write_text(tokenizer.to_str(pretty=True), encoding="utf-8")  # `save` raises no OSError
-    named = {
-        f"{name}_token": tokens[index]
-        for name, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding"))
-        if (index := _token_id(fields, f"tokenizer.ggml.{key}_token_id")) is not None
-    }
-    config = {"tokenizer_class": "PreTrainedTokenizerFast", **named}
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", **named_tokens(fields)}
     (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n")
-    if template := _template(fields):
+    if template := gguf_template(fields):
         (folder / "chat_template.jinja").write_text(template)
 
 
@@ -163,12 +160,22 @@ def _tokens(fields: Fields) -> list[str]:
 
 def _types(fields: Fields) -> list[int]:
     types = fields.get("tokenizer.ggml.token_type")
-    if not isinstance(types, list):
+    if not isinstance(types, list) or not all(isinstance(each, int) for each in types[:1]):
         raise BrokenTarget("its metadata lacks tokenizer.ggml.token_type")
     return types
 
 
-def _template(fields: Fields) -> str:
+def named_tokens(fields: Fields) -> dict[str, str]:
+    """The tokens that chat templates know by name."""
+    return {
+        f"{name}_token": _tokens(fields)[index]
+        for name, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding"))
+        if (index := _token_id(fields, f"tokenizer.ggml.{key}_token_id")) is not None
+    }
+
+
+def gguf_template(fields: Fields) -> str:
+    """The chat template, "" for none."""
     template = fields.get("tokenizer.chat_template", "")
     return template if isinstance(template, str) else ""
 

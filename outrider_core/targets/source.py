@@ -8,12 +8,16 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from outrider_core.cache import cache_dir, expanded
 from outrider_core.targets.bundle import FORMAT_VERSION, GRAPH_FILE, MANIFEST_FILE
 from outrider_core.targets.config import BrokenTarget, TargetConfig, UnsupportedTarget
 from outrider_core.targets.gguf_file import is_gguf
 from outrider_core.targets.identity import converted_from, model_identity
+
+if TYPE_CHECKING:
+    from outrider_core.chat.tokenizer import ChatTokenizer
 
 DEFAULT_TARGET = "smollm2-135m-instruct"
 
@@ -120,15 +124,17 @@ class TargetSource:
                 check_tokenizer(weights.fields)
                 return weights.config
             config = TargetConfig.from_json(read_json(self.path / "config.json"))
-            safe = any(self.path.glob("*.safetensors"))
-            if safe:
-                folder_weights(self.path)
+            if not (self.path / "tokenizer.json").is_file():
+                raise UnsupportedTarget("there is no tokenizer.json, which a fast tokenizer has")
+            if not any(self.path.glob("*.safetensors")):
+                raise UnsupportedTarget("its weights are not in the safetensors format")
+            folder_weights(self.path)
+            words = chat_tokenizer_in(self.path).tokenizer.get_vocab_size(with_added_tokens=False)
+            if words > config.vocab_size:
+                raise BrokenTarget(f"tokenizer.json has {words} tokens, and config.json {config.vocab_size}")
+            eos_ids_of(self.path)
         except BrokenTarget as error:
             raise TargetError(f"{self.name}: the files in {self.path} do not load: {error}") from None
-        if not (self.path / "tokenizer.json").is_file():
-            raise UnsupportedTarget("there is no tokenizer.json, which a fast tokenizer has")
-        if not safe:
-            raise UnsupportedTarget("its weights are not in the safetensors format")
         return config
 
 
@@ -138,23 +144,34 @@ def eos_ids_of(folder: Path) -> tuple[int, ...]:
     They are `eos_token_id` of config.json and generation_config.json, and if there is one, the tokens by which its
     chat template ends turns. Raises BrokenTarget.
     """
-    from outrider_core.chat.tokenizer import read_template
     from outrider_core.targets.gguf_tokenizer import turn_ends
     from outrider_core.targets.weights import read_json
 
-    ids: set[int] = set()
+    ids, rows = set[int](), 1 << 32
     for name in ("config.json", "generation_config.json"):
         values = read_json(folder / name) if (folder / name).is_file() else {}
-        value = values.get("eos_token_id") if isinstance(values, dict) else None
+        values = values if isinstance(values, dict) else {}
+        value, size = values.get("eos_token_id"), values.get("vocab_size")
+        rows = size if isinstance(size, int) else rows
         listed = value if isinstance(value, list) else [] if value is None else [value]
-        if not all(isinstance(each, int) for each in listed):
+        if not all(type(each) is int and 0 <= each < rows for each in listed):
             raise BrokenTarget(f"{folder / name}: eos_token_id is {value!r}, not a token's id")
         ids.update(listed)
     if ids and (folder / "tokenizer.json").is_file():
-        settings = read_json(path) if (path := folder / "tokenizer_config.json").is_file() else {}
-        added = read_json(folder / "tokenizer.json").get("added_tokens", [])
-        ids |= turn_ends(read_template(folder, settings), {token["content"]: token["id"] for token in added})
+        chat = chat_tokenizer_in(folder)
+        added = chat.tokenizer.get_added_tokens_decoder()
+        ids |= turn_ends(chat.template, {token.content: index for index, token in added.items()})
     return tuple(sorted(ids))
+
+
+def chat_tokenizer_in(folder: Path) -> ChatTokenizer:
+    """The tokenizer and chat template of a model folder. Raises BrokenTarget."""
+    from outrider_core.chat.tokenizer import open_chat_tokenizer
+
+    try:
+        return open_chat_tokenizer(folder)
+    except (OSError, ValueError) as error:
+        raise BrokenTarget(f"{error}; download it again") from None
 
 
 def holds_conversion(folder: Path, identity: str | None = None) -> bool:

@@ -11,7 +11,7 @@ import pytest
 from gguf import GGMLQuantizationType
 
 from outrider_core.targets.config import BrokenTarget, TargetConfig, UnsupportedTarget
-from outrider_core.targets.gguf_tokenizer import check_tokenizer, write_tokenizer
+from outrider_core.targets.gguf_tokenizer import check_tokenizer
 from outrider_core.targets.source import TargetError, TargetSource
 from outrider_core.targets.weights import GgufWeights, folder_weights
 from tests.targets.gguf_files import (
@@ -92,9 +92,17 @@ def test_a_bias_of_one_layer_alone_is_refused_by_name(tmp_path: Path, arrays: Ar
 
 def test_an_unknown_tensor_is_refused_by_name(tmp_path: Path, arrays: Arrays) -> None:
     fields, stored = llama_fields(), llama_arrays(arrays)
-    stored["blk.0.attn_sinks.weight"] = np.ones(4, np.float32)
-    with pytest.raises(UnsupportedTarget, match=r"a tensor blk\.0\.attn_sinks\.weight"):
-        GgufWeights(write_gguf(tmp_path / "model.gguf", fields, stored))
+    for name in ("blk.0.attn_sinks.weight", "rope_factors_short.weight"):  # the latter comes with factors of long texts
+        path = write_gguf(tmp_path / "model.gguf", fields, {**stored, name: np.ones(4, np.float32)})
+        with pytest.raises(UnsupportedTarget, match=f"a tensor {name}"):
+            GgufWeights(path)
+
+
+def test_a_file_that_is_cut_short_is_refused_before_anything_is_read(tmp_path: Path, arrays: Arrays) -> None:
+    path = written(tmp_path, arrays)
+    path.write_bytes(path.read_bytes()[:-64])
+    with pytest.raises(TargetError, match=r"tensor \S+ is cut short; download the file again"):
+        TargetSource.resolve(str(path)).shape()
 
 
 def test_rotary_scaling_is_obeyed(tmp_path: Path, arrays: Arrays) -> None:
@@ -186,6 +194,8 @@ def test_metadata_that_does_not_fit_is_one_line(
         ({"merges": None}, "lacks tokenizer.ggml.merges"),
         ({"merges": ["ab"]}, "others than pairs"),
         ({"token_type": None}, "lacks tokenizer.ggml.token_type"),
+        ({"token_type": [1.5] * 300}, "lacks tokenizer.ggml.token_type"),
+        ({"merges": ["a b", "zz zz"]}, "its merges do not go with its tokens: 'zz' is not one of them"),
         ({"token_type": [1, 1]}, "does not give every token a type"),
         ({"eos_token_id": 300}, "has 300 for tokenizer.ggml.eos_token_id"),
         ({"tokens": ["a"] * 300}, "token 'a' stands twice"),
@@ -195,11 +205,6 @@ def test_a_broken_tokenizer_is_one_line(tmp_path: Path, arrays: Arrays, changes:
     source = TargetSource.resolve(str(written(tmp_path, arrays, tokenizer_fields(**changes))))
     with pytest.raises(TargetError, match=says):
         source.shape()
-
-
-def test_a_merge_outside_the_vocabulary_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(BrokenTarget, match="its merges do not go with its tokens"):
-        write_tokenizer(tokenizer_fields(merges=["zz zz"]), tmp_path)
 
 
 def test_no_padding_token_is_none(tmp_path: Path, arrays: Arrays) -> None:
