@@ -1,10 +1,12 @@
 /** The page in a real browser, against a real verifier of the default target. */
 
 import assert from "node:assert/strict";
-import { readFileSync } from "node:fs";
+import { cpSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { createRequire } from "node:module";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
 import { after, before, test } from "node:test";
-import { browserPath, ChatPage, Chromium, type PageSettings, Verifier } from "./harness.js";
+import { BUNDLE, browserPath, ChatPage, Chromium, type PageSettings, Verifier } from "./harness.js";
 
 const QUESTION = "Why is the sky blue?";
 /** Answers with a cut; more of them are asked for by hand. */
@@ -22,6 +24,19 @@ after(async () => {
   await browser?.close();
   await verifier?.kill();
 });
+
+/** A copy of the bundle whose manifest describes no drafter. */
+function undrafted(): string {
+  const folder = mkdtempSync(join(tmpdir(), "outrider-undrafted-"));
+  cpSync(BUNDLE, folder, { recursive: true });
+  const path = join(folder, "manifest.json");
+  const manifest = JSON.parse(readFileSync(path, "utf8"));
+  const widths = ["hidden_size", "sa_kv_heads", "ca_kv_heads", "head_dim", "draft_vocab_size"];
+  const none = { engines: {}, drafter_hash: "", draft_ids_file: null, null_row_file: null };
+  const described = { ...manifest, ...none, ...Object.fromEntries(widths.map(name => [name, 0])) };
+  writeFileSync(path, JSON.stringify(described));
+  return folder;
+}
 
 /** The page in a context of its own, closed at the end. Nothing may be logged as an error or asked of anybody else. */
 async function onPage(settings: PageSettings, use: (chat: ChatPage) => Promise<void>): Promise<void> {
@@ -163,6 +178,37 @@ test("an understudy that was asked for takes over where the link is cut, and can
     assert.match((await chat.page.textContent("#understudy-size"))!, /fetched once, \d+(\.\d)? MB/);
     assert.equal(await chat.page.evaluate(() => caches.has("outrider-understudy")), false);
   });
+});
+
+test("without a drafter in the bundle the understudy drafts, and writes where the link is cut", {
+  skip,
+  timeout: 600_000,
+}, async () => {
+  const bundle = undrafted();
+  const other = await Verifier.start(["cloud.verifier"], ["--page-bundle", bundle]);
+  const context = await browser.context();
+  try {
+    const wanted = await other.plain(QUESTION, { maxNewTokens: 64 });
+    const chat = await ChatPage.open(context, other.url, { maxNewTokens: 64, understudy: "warm", mode: "tree" });
+    await chat.ready();
+    assert.match((await chat.page.textContent("#engine-note"))!, /without a drafter/);
+    await chat.understudyHere();
+    await chat.ask(QUESTION);
+    await chat.grown(40);
+    await chat.page.click("#cut");
+    await chat.understudyWrites();
+    await chat.alone(30);
+    await chat.page.click("#cut");
+    const { verified, provisional, note } = await chat.finished();
+    assert.equal(verified, wanted);
+    assert.equal(provisional, "");
+    assert.match(note, /by the understudy/);
+    assert.deepEqual(chat.faults, []);
+  } finally {
+    await context.close();
+    await other.kill();
+    rmSync(bundle, { recursive: true });
+  }
 });
 
 test("nobody gets an understudy who did not ask for one", { skip }, async () => {

@@ -98,9 +98,10 @@ async function begin(): Promise<void> {
   tree = new TreeView(token => bundle!.tokenizer.decode([token]));
   const { provider, threads, stepSeconds } = drafter.started;
   const engine = provider === "webgpu" ? "WebGPU" : `WebAssembly, ${threads} thread${threads > 1 ? "s" : ""}`;
-  const { target, targetHash } = bundle.manifest;
-  find("engine-note").textContent =
-    `Drafter for ${target} (${targetHash}), ${engine}, ${(1000 * stepSeconds).toFixed(1)} ms for a step of eight tokens`;
+  const { target, targetHash, engineFile } = bundle.manifest;
+  find("engine-note").textContent = engineFile
+    ? `Drafter for ${target} (${targetHash}), ${engine}, ${(1000 * stepSeconds).toFixed(1)} ms for a step of eight tokens`
+    : `${target} (${targetHash}), without a drafter: an understudy drafts, which the settings fetch`;
   document.documentElement.dataset.step = (1000 * stepSeconds).toFixed(2);
   button("send").disabled = false;
   tell("idle");

@@ -27,6 +27,7 @@ from edge_runtime.session.states import Writer
 from export.bundle.bundle import write_bundle
 from export.bundle.bundle_options import BundleOptions, CheckOptions
 from export.bundle.check import check_bundle
+from outrider.cli import main
 from outrider.cli.doctor import look_at_bundle, look_at_engine
 from outrider_core.drafting.bundle import MANIFEST, Bundle, BundleError, open_bundle
 from outrider_core.drafting.drafter import Drafter, TreeShape
@@ -173,6 +174,20 @@ def test_commands_open_it(folders: tuple[Path, Path, Path], capsys: pytest.Captu
     assert finding.level == "good" and "the understudy drafts" in finding.text and step > 0
     assert not check_bundle(CheckOptions(bundle=folders[2], target=TargetSource.resolve(str(folders[0]))))
     assert "its understudy drafts, and loads" in capsys.readouterr().err
+
+
+def test_the_command_generate_asks_and_writes_alone(
+    folders: tuple[Path, Path, Path], bundle: Bundle, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["generate", "--bundle", str(folders[2]), "--json", "--max-tokens", "12"]
+    with serve(verifier_of(folders, False)) as address:
+        assert main([*command, "--server", address, "w4 w17 w44"]) == 0
+    asked = json.loads(capsys.readouterr().out)
+    ids = bundle.render_chat([{"role": "user", "content": "w4 w17 w44"}])
+    assert asked["token_ids"] == oracle(folders, ids, Sampling())[:12]
+    assert main([*command, "--policy", "device-only", "w4 w17 w44"]) == 0
+    alone = json.loads(capsys.readouterr().out)
+    assert {span["writer"] for span in alone["spans"]} == {"understudy"} and not alone["verified_text"]
 
 
 def test_the_export_says_what_a_drafter_would_add(folders: tuple[Path, Path, Path], tmp_path: Path) -> None:
