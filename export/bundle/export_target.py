@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from outrider_core.chat.tokenizer import read_template
+from outrider_core.chat.tokenizer import ChatTokenizer
 from outrider_core.drafting.bundle import BundleError
 from outrider_core.targets.config import BrokenTarget, TargetConfig, UnsupportedTarget
-from outrider_core.targets.gguf_tokenizer import write_tokenizer
-from outrider_core.targets.source import TargetError, TargetSource
+from outrider_core.targets.gguf_tokenizer import gguf_chat, write_tokenizer
+from outrider_core.targets.source import TargetError, TargetSource, chat_tokenizer_in
 from outrider_core.targets.weights import Floats, GgufWeights, Weights, folder_weights
 
 TOKENIZER, TOKENIZER_CONFIG, CHAT_TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
@@ -60,13 +59,15 @@ class ExportTarget:
             return tuple(self._weights.eos_ids)
         return self.source.eos_ids
 
-    @property
-    def chat_template(self) -> str:
-        """Its text; empty where it has none."""
+    @cached_property
+    def chat(self) -> ChatTokenizer:
+        """Its chat template; of a GGUF file without tokens. Raises TargetError."""
         if isinstance(self._weights, GgufWeights):
-            return str(self._weights.fields.get("tokenizer.chat_template", ""))
-        settings, path = self.source.path / TOKENIZER_CONFIG, self.source.path
-        return read_template(path, json.loads(settings.read_text(encoding="utf-8")) if settings.is_file() else {})
+            return gguf_chat(self._weights.fields)
+        try:
+            return chat_tokenizer_in(self.source.path)
+        except BrokenTarget as error:
+            raise TargetError(f"{self.name}: {error}") from None
 
     def tables(self) -> tuple[Floats, Floats]:
         """(token embedding, LM head), each float32 [vocab, hidden_size]; one array where they are tied."""
@@ -85,7 +86,7 @@ class ExportTarget:
             for name in (TOKENIZER, TOKENIZER_CONFIG, *_MORE_FILES):
                 if (path / name).is_file():
                     shutil.copyfile(path / name, folder / name)
-            if template := self.chat_template:
+            if template := self.chat.template:
                 (folder / CHAT_TEMPLATE).write_text(template, encoding="utf-8")
         for name in (TOKENIZER, TOKENIZER_CONFIG):
             if not (folder / name).is_file():

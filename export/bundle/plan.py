@@ -147,11 +147,11 @@ def check_output(output: Path) -> None:
 
 
 def check_ends(target: ExportTarget) -> None:
-    """Raise BundleError if no answer of the target would end, or there is no chat template."""
+    """Raise BundleError if no answer of the target would end, or no conversation can be written."""
     if not target.eos_ids:
         raise BundleError(f"{target.name} names no eos_token_id, so no answer would ever end; add it to config.json")
-    if not target.chat_template:
-        raise BundleError(f"{target.name} has no chat template; add chat_template.jinja to its folder")
+    if fault := target.chat.fault():
+        raise BundleError(f"{target.name}: {fault}; put a chat_template.jinja into its folder")
 
 
 def target_fits(target: TargetConfig) -> bool:

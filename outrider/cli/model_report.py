@@ -14,10 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-import jinja2
-
 from outrider.cli.doctor import Finding, good
-from outrider_core.chat.tokenizer import ChatTokenizer
 from outrider_core.models.folders import drafters_folder
 from outrider_core.targets.bundle import TargetBundleError, open_target_bundle
 from outrider_core.targets.config import BrokenTarget, TargetConfig, UnsupportedTarget
@@ -122,11 +119,9 @@ def _drafter(config: TargetConfig) -> Finding:
 
 def _gguf_facts(path: Path) -> ModelFacts:
     from gguf.constants import GGMLQuantizationType
-    from tokenizers import Tokenizer
-    from tokenizers.models import BPE
 
     from outrider_core.targets.gguf_file import GgufFile
-    from outrider_core.targets.gguf_tokenizer import gguf_ends, gguf_template, named_tokens
+    from outrider_core.targets.gguf_tokenizer import gguf_chat, gguf_ends
 
     file, formats = GgufFile(path), Counter[str]()
     for tensor in file.tensors.values():
@@ -135,8 +130,7 @@ def _gguf_facts(path: Path) -> ModelFacts:
     kind = f"byte-level BPE split as {file.fields.get('tokenizer.ggml.pre', 'default')}"
     kind = kind if file.fields["tokenizer.ggml.model"] == "gpt2" else "SentencePiece BPE"
     ends = {tokens[index]: index for index in gguf_ends(file.fields)}
-    chat = ChatTokenizer(Tokenizer(BPE()), gguf_template(file.fields), named_tokens(file.fields))
-    return ModelFacts(formats, kind, _fault(chat), ends, torch=False)
+    return ModelFacts(formats, kind, gguf_chat(file.fields).fault(), ends, torch=False)
 
 
 def _folder_facts(source: TargetSource) -> ModelFacts:
@@ -150,14 +144,4 @@ def _folder_facts(source: TargetSource) -> ModelFacts:
     kind = type(chat.tokenizer.model).__name__
     if quantisation:
         formats = Counter({f"{quantisation.name} of {'/'.join(formats)}": formats.total()})
-    return ModelFacts(formats, kind, _fault(chat), ends, torch=quantisation is None)
-
-
-def _fault(chat: ChatTokenizer) -> str:
-    if not chat.template:
-        return "no chat template"
-    try:
-        chat.encode_chat([{"role": "user", "content": "Hello"}])
-    except (jinja2.TemplateError, ValueError, RecursionError) as error:
-        return f"its chat template fails: {' '.join(str(error).split())}"
-    return ""
+    return ModelFacts(formats, kind, chat.fault(), ends, torch=quantisation is None)

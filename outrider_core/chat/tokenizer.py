@@ -81,6 +81,16 @@ class ChatTokenizer:
         carried = {"role": "tools", "content": list(tools)}
         return self._boundary.encode([*messages, carried], lambda all_: self._rendered(all_[:-1], all_[-1]["content"]))
 
+    def fault(self) -> str:
+        """Return why no conversation can be written; "" if one can."""
+        if not self.template:
+            return "no chat template"
+        try:
+            self.encode_chat([{"role": "user", "content": "Hello"}])
+        except (jinja2.TemplateError, ValueError, RecursionError) as error:
+            return f"its chat template fails: {' '.join(str(error).split())}"
+        return ""
+
     def decode(self, ids: list[int]) -> str:
         """Text of token ids, special tokens left out."""
         text: str = self.tokenizer.decode(ids, skip_special_tokens=True)

@@ -10,6 +10,7 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer, decoders, normalizers, processors
 from tokenizers.models import BPE
 
+from outrider_core.chat.tokenizer import ChatTokenizer
 from outrider_core.targets.config import BrokenTarget, UnsupportedTarget
 from outrider_core.targets.pre_tokenizers import PRE_TOKENIZERS
 
@@ -172,6 +173,11 @@ def named_tokens(fields: Fields) -> dict[str, str]:
         for name, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding"))
         if (index := _token_id(fields, f"tokenizer.ggml.{key}_token_id")) is not None
     }
+
+
+def gguf_chat(fields: Fields) -> ChatTokenizer:
+    """Return the chat template on a tokenizer without tokens, which is made at once: enough to try the template by."""
+    return ChatTokenizer(Tokenizer(BPE()), gguf_template(fields), named_tokens(fields))
 
 
 def gguf_template(fields: Fields) -> str:

@@ -127,7 +127,9 @@ def test_target_without_chat_template(folders: Folders, refused: Refused, tmp_pa
     target, drafter = own_target(folders, tmp_path)
     (target / "chat_template.jinja").unlink()
     line = refused(target=target, drafter=drafter)
-    assert line.endswith("has no chat template; add chat_template.jinja to its folder")
+    assert line.endswith("no chat template; put a chat_template.jinja into its folder")
+    (target / "chat_template.jinja").write_text("{{ 1 + messages }}")
+    assert "its chat template fails: TypeError" in refused(target=target, drafter=drafter)
 
 
 def test_target_without_eos(refused: Refused, tmp_path: Path) -> None:
