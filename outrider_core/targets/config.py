@@ -198,10 +198,10 @@ class TargetConfig:
         for name, own in vars(self).items():
             found = getattr(other, name)
             if isinstance(own, Rope) and isinstance(found, Rope):
-                tables = own.inverse_frequencies(self.rotary_width), found.inverse_frequencies(self.rotary_width)
-                same = np.allclose(*(np.append(inverse, gain) for inverse, gain in tables), rtol=1e-6, atol=0)
+                mine, theirs = (np.append(*rope.inverse_frequencies(self.rotary_width)) for rope in (own, found))
+                same = bool(np.allclose(mine, theirs, rtol=1e-6, atol=0))
             else:
-                same = own == found
+                same = bool(own == found)
             if not same and not name.endswith("_bias"):
                 return f"{name} {own}"
         return ""

@@ -145,7 +145,7 @@ _METHODS: dict[str, tuple[tuple[str, ...], tuple[str, ...], Callable[[Parts, Opt
 }
 _BITS = {"mlx": (4, 8), "fp8": (4, 8)}
 #: the option that says how numbers are laid out, and what it may say
-_FORMS = {
+_FORMS: dict[str, tuple[str, tuple[str, ...]]] = {
     "awq": ("version", ("gemm",)),
     "gptq": ("checkpoint_format", ("gptq", "gptq_v2")),
     "mlx": ("mode", ("affine",)),
