@@ -210,7 +210,7 @@ def _rope_scaling(keys: _Keys) -> dict[str, Any]:
         return _long_rope(common, common, keys.number("context_length"), 1.0)
     if divisors:
         trained = keys.number("rope.scaling.original_context_length")
-        return _long_rope(*divisors, trained, keys.number("rope.scaling.attn_factor", 1.0))
+        return _long_rope(divisors[0], divisors[1], trained, keys.number("rope.scaling.attn_factor", 1.0))
     if kind == "none" or (kind == "linear" and factor == 1.0):
         return {}
     if kind not in ("linear", "yarn"):
