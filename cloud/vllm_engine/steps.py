@@ -76,6 +76,7 @@ class StepRunner:
         self._runner, self._block = model_runner, block
         self.device: torch.device = model_runner.device
         self._check_cache()
+        check_rounding(model_runner.model)
         layers = [self._runner.compilation_config.static_forward_context[name] for name in self._layer_names()]
         self._caches: list[Tensor] = [layer.kv_cache for layer in layers]
         if self.device.type == "cpu" and (kernels := {layer.isa for layer in layers} - {"vec"}):
@@ -203,6 +204,8 @@ class StepRunner:
             kinds = ", ".join(type(spec).__name__ for spec in specs)
             raise TargetError(f"vLLM keeps {kinds} for it; only keys and values of every token are supported")
         assert specs[0].block_size == self._block
+        if (kept := specs[0].dtype) != self._runner.dtype:
+            raise TargetError(f"its configuration has vLLM keep keys and values as {kept}; remove its kv_cache_scheme")
 
     def _layer_names(self) -> list[str]:
         """Of the attention layers, in the order of the model."""
@@ -309,3 +312,18 @@ class StepWorker:
 def _prompt(request: PathRequest) -> Ints:
     """Token ids from the sequence's first on; those that have keys and values already are not looked at."""
     return np.concatenate([np.zeros(request.past, np.int64), request.tokens])
+
+
+def check_rounding(model: torch.nn.Module) -> None:
+    """Raise TargetError if all tokens of a step share a scale of activations: each would change the others'."""
+    from vllm.model_executor.kernels.linear.scaled_mm.ScaledMMLinearKernel import FP8ScaledMMLinearKernel as Kernel
+
+    for module in model.modules():
+        kernel = getattr(getattr(module, "scheme", None) or getattr(module, "quant_method", None), "fp8_linear", None)
+        if not isinstance(kernel, Kernel) or type(kernel).apply_weights is not Kernel.apply_weights:
+            continue  # it rounds no activations
+        if not kernel.quant_fp8.static and kernel.quant_fp8.group_shape.is_per_tensor():
+            raise TargetError(
+                "vLLM rounds activations to FP8 by one scale for all tokens of a step here, so answers would "
+                "depend on each other; use a model with static or per-token scales"
+            )

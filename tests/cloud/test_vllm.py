@@ -19,20 +19,16 @@ import httpx
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from websockets.exceptions import ConnectionClosed
 
-from cloud.server.service import Verifier
-from cloud.settings import Settings
-from outrider_core.models.target import TargetFiles
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.tree import TokenTree
 from outrider_core.protocol.wire import ERR_INTERNAL, Error, Generate, Verdict
 from outrider_core.targets.source import TargetError
 from tests.cloud.by_hand import ByHand
-from tests.cloud.drive import FOR_VLLM, make_verifier, random_tree, started
+from tests.cloud.drive import FOR_VLLM, make_verifier, started
 from tests.cloud.running import PROMPT, running, save_folder
-from tests.tiny import plain_decode, tiny_drafter_config, tiny_model
+from tests.tiny import plain_decode, tiny_model
 from tests.waiting import HANG, until
 
 pytestmark = pytest.mark.vllm
@@ -168,31 +164,6 @@ def test_a_text_reaches_the_end_of_the_context() -> None:
         assert (list(last.accepted), last.bonus, last.finish) == ([], truth[9], 2)
 
 
-def test_quantised_weights_give_the_text_of_plain_decoding(tmp_path: Path) -> None:
-    """AWQ, in bfloat16: the same through trees as token by token."""
-    model = tiny_model("qwen2", vocab=VOCAB, **FOR_VLLM)
-    model.save_pretrained(tmp_path)
-    _quantise(tmp_path)
-    verifier = _verifier(tmp_path, model)
-    assert verifier.arithmetic == "vllm-0.32-bfloat16-awq"
-    rng = random.Random(4)
-    with started(verifier) as direct:
-        plain, trees = os.urandom(16), os.urandom(16)
-        direct.open(plain, PROMPT)
-        replies = direct.submit(plain, Generate(0, 1, 3, 60))[1]
-        truth = [replies.get(timeout=HANG).bonus for _ in range(60)]  # type: ignore[union-attr]
-        direct.open(trees, PROMPT)
-        text, seq, accepted = list(PROMPT), 0, 0
-        while len(text) < 50:
-            seq += 1
-            tree = random_tree(rng, truth[len(text) - 3 :], VOCAB)
-            verdict = direct.verify(trees, seq, len(text), tree).get(timeout=HANG)
-            assert isinstance(verdict, Verdict)
-            text += [*(tree.tokens[node] for node in verdict.accepted), verdict.bonus]
-            accepted += len(verdict.accepted)
-        assert text[3:] == truth[: len(text) - 3] and accepted > 8
-
-
 def test_models_that_are_not_served_are_refused_in_one_line(tmp_path: Path) -> None:
     from cloud.vllm_engine.executor import StepExecutor
 
@@ -272,38 +243,3 @@ def _part(tokens: list[int], tree: TokenTree) -> Any:
     from outrider_core.targets.part import Part
 
     return Part(0, 0, tuple(tokens), tree)
-
-
-def _verifier(folder: Path, model: Any) -> Verifier:
-    from cloud.vllm_engine.loading import vllm_model
-
-    settings = Settings(max_model_len=128, max_nodes=24, kv_tokens=512)
-    files = TargetFiles(model.config, None, "tiny", folder, "tiny-target", ())
-    return Verifier(vllm_model(files, (*tiny_drafter_config(model), "tiny"), settings), settings)
-
-
-def _quantise(folder: Path, group: int = 32) -> None:
-    """Round the linear layers of a saved model to 4 bits, as AWQ stores them."""
-    place = (0, 4, 1, 5, 2, 6, 3, 7)  # of each of eight columns among the nibbles of a number
-    tensors, stored = load_file(folder / "model.safetensors"), dict[str, torch.Tensor]()
-    for name, tensor in tensors.items():
-        if not name.endswith("proj.weight"):
-            stored[name] = tensor.bfloat16()
-            continue
-        columns = tensor.T.reshape(-1, group, tensor.shape[0])  # [groups, inputs of a group, outputs]
-        low, high = columns.amin(1, keepdim=True), columns.amax(1, keepdim=True)
-        scale = ((high - low) / 15).bfloat16().float()
-        zero = (-low / scale).round().clamp(0, 15)
-        codes = (columns / scale + zero).round().clamp(0, 15).reshape(tensor.shape[1], -1)
-        stem = name.removesuffix("weight")
-        for key, values in (("qweight", codes), ("qzeros", zero[:, 0])):
-            numbers = values.to(torch.int64).reshape(len(values), -1, 8)
-            packed = sum(numbers[..., column] << 4 * place[column] for column in range(8))
-            assert isinstance(packed, torch.Tensor)
-            signed = torch.where(packed >= 1 << 31, packed - (1 << 32), packed)
-            stored[stem + key] = signed.to(torch.int32).contiguous()
-        stored[stem + "scales"] = scale[:, 0].bfloat16().contiguous()
-    save_file(stored, folder / "model.safetensors", {"format": "pt"})
-    config = json.loads((folder / "config.json").read_text())
-    awq = {"quant_method": "awq", "bits": 4, "group_size": group, "zero_point": True, "version": "gemm"}
-    (folder / "config.json").write_text(json.dumps({**config, "quantization_config": awq, "dtype": "bfloat16"}))
