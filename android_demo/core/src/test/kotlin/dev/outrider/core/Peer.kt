@@ -84,7 +84,7 @@ internal class Peer(private val tokens: Set<String>? = null) : Closeable {
 
     override fun close() {
         server.close()
-        sockets.forEach { it.close() }
+        for (socket in sockets) socket.close() // Java's forEach takes an interface that Android's API level 23 lacks
     }
 }
 

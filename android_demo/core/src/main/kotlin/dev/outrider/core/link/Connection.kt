@@ -160,7 +160,11 @@ internal class Connection(
     /** Hang up behind what was to be sent, such as the answer to a close; waits a second at most. */
     fun finish() {
         writer.shutdown()
-        writer.awaitTermination(1, TimeUnit.SECONDS)
+        try {
+            writer.awaitTermination(1, TimeUnit.SECONDS)
+        } catch (_: InterruptedException) {
+            // the link is being closed: an exception would end its thread, and on Android the app
+        }
         abort()
     }
 
