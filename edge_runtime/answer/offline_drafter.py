@@ -206,12 +206,12 @@ def offline_drafter_for(
     if not (entry and entry.source_hash == bundle.manifest.target_hash and path.is_file()):
         return None
     try:
-        return OfflineDrafter(bundle, engine, _server_half(path, bundle, model), shape, lookup, mode)
+        return OfflineDrafter(bundle, engine, server_half(path, bundle, model), shape, lookup, mode)
     except Exception:  # whatever is wrong with a file that no manifest lists: it writes as well without
         return None
 
 
-def _server_half(path: Path, bundle: Bundle, model: TargetConfig) -> HostFeatures:
+def server_half(path: Path, bundle: Bundle, model: TargetConfig) -> HostFeatures:
     """The one in the file, which can be used with the bundle and its understudy. Raises one thing or another where
     there is none."""
     from safetensors import safe_open  # which most devices never need
