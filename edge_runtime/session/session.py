@@ -414,7 +414,7 @@ class Session:
     def _settled(self, settled: Settled, rows: bytes, now: float) -> list[Action]:
         """The accepted path and the token behind it are the target's: commit, measure, and choose how to go on."""
         text, base, ends_at = self.text, len(self.committed), len(self.committed) + len(settled.accepted)
-        self.tuning.answered(settled, now, self.offline.active)
+        self.tuning.answered(settled, now)
         fresh = text.within(settled.tokens)
         self.stats.settled(settled, len(fresh), bool(text.provisional))
         same = text.agreeing(fresh)

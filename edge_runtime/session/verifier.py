@@ -205,7 +205,7 @@ class VerifierState:
         return Settled(
             request.kind, request.tree, request.scores, tuple(verdict.accepted), [*path, verdict.bonus],
             now - request.sent, engine, verdict.queue_us / 1e6, verdict.finish != FINISH_NONE,
-            request.after_open, request.clock, same_step,
+            request.after_open, now >= request.due, request.clock, same_step,
         )  # fmt: skip
 
     def _awaiting_more(self, request: InFlight, timed: bool, now: float) -> InFlight:

@@ -32,6 +32,7 @@ class Settled:
     accepted: node numbers of the accepted path. tokens: those of the path and the one that the target drew behind it.
     wait: since the request was sent, or since a stream's last token. engine, queue: the verifier's own part of it.
     ended: behind the tokens the answer has ended. after_open: the verifier may have had to read the whole text first.
+    late: it came when it was overdue, so that an outage or a suspended device made it wait, not the verifier.
     clock: a stream's, before this token. same_step: a stream's token came of one step with the token before.
     """
 
@@ -45,6 +46,7 @@ class Settled:
     queue: float
     ended: bool
     after_open: bool
+    late: bool
     clock: StreamClock
     same_step: bool
 

@@ -89,20 +89,20 @@ class Tuning:
             (self.pace.waited if self._behind_tree else self.pace.prepared)(now - self._verdict_at)
         self._verdict_at = None  # one that is sent again, behind an outage, tells nothing
 
-    def answered(self, settled: Settled, now: float, overdue: bool) -> None:
-        """A verdict came. overdue: it had been given up; an outage says nothing of the link."""
+    def answered(self, settled: Settled, now: float) -> None:
+        """A verdict came. One that is late says nothing of the link."""
         self._verdict_at, self._behind_tree = now, False
         wait, engine, queue = settled.wait, settled.engine, settled.queue
         if settled.kind is RequestKind.STREAM:
             # the first token had to be asked for; those of its step say nothing without it
             begun, running = settled.clock is not StreamClock.SILENT, settled.clock is StreamClock.RUNNING
             if begun and (running or not settled.same_step):
-                self.pace.streamed(wait, engine, overdue, self._beside, settled.same_step)
+                self.pace.streamed(wait, engine, settled.late, self._beside, settled.same_step)
                 self._beside = self._drafting
         elif settled.drafted:
             chain = settled.kind is RequestKind.CHAIN
             self._untold, self._behind_tree = False, not chain
-            if overdue:
+            if settled.late:
                 return
             if chain:
                 sent, accepted = len(settled.tree), len(settled.accepted)

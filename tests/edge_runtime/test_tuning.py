@@ -92,7 +92,7 @@ def test_a_tree_that_is_sent_again_behind_an_outage_tells_nothing() -> None:
     verifier.verify(RequestKind.TREE, TokenTree.chain([1]), 5, 0.0, (-0.1,))
     settled = verifier.settle(Verdict(0, 1, 5, bytes([0]), 7, 0, b"", engine_us=20_000), 5, 0.03)
     assert settled
-    tuning.answered(settled, 0.03, False)
+    tuning.answered(settled, 0.03)
     tuning.asked(0.035)
     assert pace.exposed == pytest.approx(0.2 * 0.005)
     tuning.asked(40.0)
@@ -192,6 +192,6 @@ def test_the_first_steps_other_tokens_say_nothing_of_a_streams_rate() -> None:
         now += engine / 1e6
         settled = verifier.settle(Verdict(0, 1, 5 + step, b"", 7, 0, b"", engine_us=engine), 5 + step, now)
         assert settled
-        tuning.answered(settled, now, False)
+        tuning.answered(settled, now)
         assert tuning.pace.gaps == (0 if step < 5 else step - 4)
     assert tuning.pace.gap == pytest.approx(0.08 / 3) and 0 < tuning.pace.together < 1

@@ -394,7 +394,7 @@ export class Session {
   private settled(settled: Settled, rows: Uint8Array, now: number): Action[] {
     const { text, tuning, stats } = this;
     const base = this.committed.length;
-    tuning.answered(settled, now, this.offline.active);
+    tuning.answered(settled, now);
     const fresh = text.within(settled.tokens);
     stats.settled(settled, fresh.length, text.provisional.length > 0);
     const same = text.agreeing(fresh);

@@ -211,6 +211,7 @@ export class VerifierState {
       engine: verdict.engineUs / 1e6,
       queue: verdict.queueUs / 1e6,
       ended: verdict.finish !== FINISH_NONE,
+      late: now >= request.due,
     };
   }
 

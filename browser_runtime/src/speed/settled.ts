@@ -29,7 +29,8 @@ export interface Requested {
 /**
  * Seconds throughout. accepted: node numbers of the accepted path. tokens: those of the path and the one that the target
  * drew behind it. wait: since the request was sent, or since a stream's last token. engine, queue: the verifier's own part
- * of it. ended: behind the tokens the answer has ended. sameStep: a stream's token came of one step with the token before.
+ * of it. ended: behind the tokens the answer has ended. late: it came when it was overdue, so that an outage or a suspended
+ * device made it wait, not the verifier. sameStep: a stream's token came of one step with the token before.
  */
 export interface Settled extends Requested {
   accepted: readonly number[];
@@ -38,6 +39,7 @@ export interface Settled extends Requested {
   engine: number;
   queue: number;
   ended: boolean;
+  late: boolean;
   sameStep: boolean;
 }
 

@@ -87,20 +87,20 @@ export class Tuning {
     this.verdictAt = null; // one that is sent again, behind an outage, tells nothing
   }
 
-  /** A verdict came. overdue: it had been given up; an outage says nothing of the link. */
-  answered(settled: Settled, now: number, overdue: boolean): void {
+  /** A verdict came. One that is late says nothing of the link. */
+  answered(settled: Settled, now: number): void {
     const { kind, tree, accepted, wait, engine, queue, sameStep } = settled;
     this.verdictAt = now;
     this.behindTree = false;
     if (kind === "stream") {
       // the first token had to be asked for; those of its step say nothing without it
       if (settled.clock === "silent" || (sameStep && settled.clock !== "running")) return;
-      this.pace.streamed(wait, engine, overdue, this.beside, sameStep);
+      this.pace.streamed(wait, engine, settled.late, this.beside, sameStep);
       this.beside = this.drafting;
     } else if (wasDrafted(settled)) {
       this.untold = false;
       this.behindTree = kind === "tree";
-      if (overdue) return;
+      if (settled.late) return;
       if (kind === "tree") this.pace.verified(tree, settled.scores, accepted.length, wait, engine, queue);
       else this.pace.chainVerified(tree.size, accepted.length, wait, engine, queue, settled.ended);
     }

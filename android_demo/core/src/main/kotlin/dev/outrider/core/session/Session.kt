@@ -315,7 +315,7 @@ internal class Session(
     private fun settled(settled: Settled, rows: ByteArray, now: Double): List<Action> {
         val base = committed.size
         val endsAt = base + settled.accepted.size
-        tuning.answered(settled, now, offline.active)
+        tuning.answered(settled, now)
         val fresh = text.within(settled.tokens)
         stats.settled(settled, fresh.size, provisional.isNotEmpty())
         val same = text.agreeing(fresh)

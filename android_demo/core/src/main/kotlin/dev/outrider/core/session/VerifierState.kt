@@ -226,7 +226,7 @@ internal class VerifierState(
         return Settled(
             request.kind, request.tree, request.scores, verdict.path, tokens, now - request.sent,
             1e-6 * verdict.engineUs, 1e-6 * verdict.queueUs, verdict.finish != FINISH_NONE, request.afterOpen,
-            request.clock, sameStep,
+            now >= request.due, request.clock, sameStep,
         )
     }
 

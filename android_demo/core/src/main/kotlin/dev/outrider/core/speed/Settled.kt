@@ -16,8 +16,9 @@ internal enum class StreamClock { SILENT, UNTIMED, FIRST, RUNNING }
  * Seconds throughout. tree: what was sent; empty for a stream. scores: log path probabilities of its nodes. accepted:
  * node numbers of the accepted path. tokens: those of the path and the one that the target drew behind it. wait: since
  * the request was sent, or since a stream's last token. engine, queue: the verifier's own part of it. ended: behind the
- * tokens the answer has ended. afterOpen: the verifier may have had to read the whole text first. clock: a stream's,
- * before this token. sameStep: a stream's token came of one step with the token before.
+ * tokens the answer has ended. afterOpen: the verifier may have had to read the whole text first. late: it came when it
+ * was overdue, so that an outage or a suspended device made it wait, not the verifier. clock: a stream's, before this
+ * token. sameStep: a stream's token came of one step with the token before.
  */
 internal class Settled(
     val kind: RequestKind,
@@ -30,6 +31,7 @@ internal class Settled(
     val queue: Double,
     val ended: Boolean,
     val afterOpen: Boolean,
+    val late: Boolean,
     val clock: StreamClock,
     val sameStep: Boolean,
 ) {

@@ -76,8 +76,8 @@ internal class Tuning(
         verdictAt = null // one that is sent again, behind an outage, tells nothing
     }
 
-    /** A verdict came. overdue: it had been given up; an outage says nothing of the link. */
-    internal fun answered(settled: Settled, now: Double, overdue: Boolean) {
+    /** A verdict came. One that is late says nothing of the link. */
+    internal fun answered(settled: Settled, now: Double) {
         val wait = settled.wait
         val engine = settled.engine
         verdictAt = now
@@ -86,12 +86,12 @@ internal class Tuning(
             // the first token had to be asked for; those of its step say nothing without it
             val running = settled.clock == StreamClock.RUNNING
             if (settled.clock == StreamClock.SILENT || (settled.sameStep && !running)) return
-            pace.streamed(wait, engine, overdue, beside, settled.sameStep)
+            pace.streamed(wait, engine, settled.late, beside, settled.sameStep)
             beside = drafting
         } else if (settled.drafted) {
             untold = false
             behindTree = settled.kind == RequestKind.TREE
-            if (overdue) return
+            if (settled.late) return
             val accepted = settled.accepted
             if (behindTree) pace.verified(settled.tree, settled.scores, accepted, wait, engine, settled.queue)
             else pace.chainVerified(settled.tree.size, accepted.size, wait, engine, settled.queue, settled.ended)
