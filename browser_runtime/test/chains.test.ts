@@ -170,8 +170,9 @@ test("of a chain behind which the answer ended, the tokens before its end are ju
     const settled: Settled = {
       ...{ kind: "chain", tree: TokenTree.chain([1, 2, 3, 4]), scores: [], afterOpen: false, clock: "silent" },
       ...{ accepted: [0, 1], tokens: [1, 2, 7], wait: 0.1, engine: 0.001, queue: 0, ended, sameStep: false },
+      late: false,
     };
-    tuning.answered(settled, 0.1, false);
+    tuning.answered(settled, 0.1);
     return judgements;
   };
   assert.deepEqual(judged(false), [[4, 2]]);

@@ -35,7 +35,7 @@ class Pace:
     token_slowdown: float | None = None  # of steps for single tokens
     rtt: float | None = None  # of a round, without the verifier's engine and queue
     queue: float = 0.0
-    exposed: float = 0.0  # drafting between a tree's verdict and the next VERIFY
+    exposed: float = 0.0  # drafting between a tree's verdict and the next VERIFY; 0.0: nothing tells of it
     reading: float = 0.0  # between another verdict and an answer's first tree: the drafter reads what is new to it
     drafter_step: float | None = None
     from_scratch: float | None = None  # drafting a tree of which nothing was there
@@ -147,7 +147,7 @@ class Pace:
         config = self.config
         self._learn(tree, scores, path, config.comparison_smoothing, config.usual_comparison_smoothing)
         self.compared = self._smoothed(self.compared, seconds)
-        self.exposed = min(self.exposed, seconds)
+        self.exposed = min(self.exposed or seconds, seconds)
 
     def tried(
         self, tree: TokenTree, scores: Sequence[float], path: Sequence[int], drafting: float, engine: float

@@ -467,6 +467,22 @@ def left_stream_trace() -> dict[str, Any]:
     return {"name": "a stream left while catching up", "setup": recording.setup, "steps": recording.steps}
 
 
+def late_verdict_trace() -> dict[str, Any]:
+    """A suspended device reads a verdict long after it came, before its clock ticks: the link is as fast as before."""
+    world = World(random.Random(0), 60, link=SimulatedLink(0.001, CURVES[1], 1.0), tuning=Tuning())
+    recording = Recording(world)
+    world.do(world.session.start(world.now))
+    world.connect()
+    for seconds in (*[0.026] * 6, 9.0, *[0.026] * 15):
+        world.run_job()
+        world.now = round(world.now + seconds, 6)
+        world.deliver()
+        world.run_comparison()
+    if not world.session.finished:
+        world.do(world.session.cancel())
+    return {"name": "a verdict that is read late", "setup": recording.setup, "steps": recording.steps}
+
+
 def looping_trace() -> dict[str, Any]:
     """The drafter says the same three tokens for ever, until the link is there."""
     world = World(random.Random(COUNT), 60)
@@ -738,6 +754,7 @@ def traces() -> list[dict[str, Any]]:
         *chosen,
         *refusal_traces(),
         left_stream_trace(),
+        late_verdict_trace(),
         *refused_request_traces(),
         *vain_open_traces(),
         *(alone_trace(number) for number in range(ALONE)),

@@ -84,6 +84,20 @@ def test_what_is_read_before_a_first_tree_is_no_part_of_a_round() -> None:
     assert pace.exposed == before
 
 
+def test_a_verdict_that_a_suspended_device_reads_late_tells_nothing_of_the_link() -> None:
+    """It may be read before the clock ticks, so that nothing was given up yet."""
+    tuning, verifier = Tuning(), verifier_state()
+    pace, curve = tuning.pace, CostCurve((1, 64), (0.02, 0.021))
+    pace.linked(Welcome(1, "t", "d", 9, 9, 9, 9, "", curve.pack()), 0.001)
+    for seq, (sent, wait) in enumerate([(0.0, 0.03), (1.0, 9.0), (20.0, 0.03)], start=1):
+        verifier.verify(RequestKind.TREE, TokenTree.chain([1]), 4 + seq, sent, (-0.1,))
+        verdict = Verdict(0, seq, 4 + seq, b"", 7, 0, b"", engine_us=20_000)
+        settled = verifier.settle(verdict, 4 + seq, sent + wait)
+        assert settled and settled.late == (wait > 1)
+        tuning.answered(settled, sent + wait)
+        assert pace.rtt is not None and pace.rtt < 0.011 and pace.trees == (seq if seq < 2 else seq - 1)
+
+
 def test_a_tree_that_is_sent_again_behind_an_outage_tells_nothing() -> None:
     tuning = Tuning()
     pace, curve = tuning.pace, CostCurve((1, 64), (0.02, 0.021))

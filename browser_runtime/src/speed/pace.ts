@@ -23,7 +23,10 @@ export class Pace {
   /** Of a round, without the verifier's engine and queue. */
   rtt: number | null = null;
   private queue = 0;
-  /** Drafting between a tree's verdict and the next VERIFY; reading and drafting between another and a first tree. */
+  /**
+   * Drafting between a tree's verdict and the next VERIFY, 0 where nothing tells of it; reading and drafting between
+   * another and a first tree.
+   */
   private exposed = 0;
   private reading = 0;
   private drafterStep: number | null = null;
@@ -144,7 +147,7 @@ export class Pace {
   foreseen(tree: TokenTree, scores: readonly number[], path: number, seconds: number): void {
     this.learn(tree, scores, path, PACE.comparisonSmoothing, PACE.usualComparisonSmoothing);
     this.comparing = blend(this.comparing, seconds);
-    this.exposed = Math.min(this.exposed, seconds);
+    this.exposed = Math.min(this.exposed || seconds, seconds);
   }
 
   /** `seconds` passed between a verdict and an answer's first tree, or the first behind a stream: no round ends. */

@@ -27,7 +27,10 @@ internal class Pace(val config: PaceConfig = PaceConfig()) {
     private var rtt: Double? = null
     private var queue = 0.0
 
-    /** Drafting between a tree's verdict and the next VERIFY; reading and drafting between another and a first tree. */
+    /**
+     * Drafting between a tree's verdict and the next VERIFY, 0.0 where nothing tells of it; reading and drafting
+     * between another and a first tree.
+     */
     private var exposed = 0.0
     private var reading = 0.0
     private var drafterStep: Double? = null
@@ -174,7 +177,7 @@ internal class Pace(val config: PaceConfig = PaceConfig()) {
     fun foreseen(tree: TokenTree, scores: List<Double>, path: List<Int>, seconds: Double) {
         brought(tree, scores, path, config.comparisonSmoothing, config.usualComparisonSmoothing)
         compared = blend(compared, seconds)
-        exposed = minOf(exposed, seconds)
+        exposed = if (exposed > 0) minOf(exposed, seconds) else seconds
     }
 
     /** [seconds] passed between a verdict and an answer's first tree, or the first behind a stream: no round ends. */
