@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
 import signal
@@ -12,15 +13,25 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 
+from cloud.http_server import EXIT_BROKEN
+from edge_runtime.events import Provisional, Verified
+from edge_runtime.options import RuntimeOptions
+from edge_runtime.runtime import EdgeRuntime
+from edge_runtime.session.policy import Policy
+from export.bundle.bundle import write_bundle
+from export.bundle.bundle_options import BundleOptions
+from outrider_core.drafting.bundle import open_bundle
 from outrider_core.protocol.constraint import Constraint, Rules, pack_bias
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.tree import TokenTree
 from outrider_core.protocol.wire import Verdict
 from outrider_core.targets.part import Part
+from outrider_core.targets.source import TargetSource
 from tests.cloud.drive import FOR_VLLM, Direct, assert_rows, make_verifier, random_tree, started
-from tests.cloud.running import PROMPT, running, save_folder
-from tests.tiny import plain_decode, tiny_model
+from tests.cloud.running import PROMPT, Running, running, save_folder
+from tests.tiny import plain_decode, save_tiny_drafter, save_tiny_target, tiny_model
 from tests.waiting import HANG
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
@@ -107,9 +118,54 @@ def test_the_command_serves_with_two_ranks_and_ends_them(tmp_path: Path) -> None
         with server.client() as client:
             client.open(PROMPT)
             assert client.verify(1, 3, TokenTree.chain(truth[:3])).bonus == truth[3]
-        ours = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read_text().split()
-        assert len(ours) >= 2
+        ranks = ranks_of(server)
         server.process.send_signal(signal.SIGTERM)
         server.process.communicate(timeout=HANG)
-        assert server.process.returncode == 0
-        assert not [each for each in ours if Path(f"/proc/{each}/exe").exists()]
+        assert server.process.returncode == 0 and not still_there(ranks)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_killed_rank_ends_the_verifier_and_the_device_writes_on(tmp_path: Path, rank: int) -> None:
+    """In the middle of an answer: the process ends as broken, within seconds, and the other rank with it."""
+    model, bundle = tiny_model(**FOR_VLLM), tmp_path / "bundle"
+    truth = plain_decode(model, [1, *PROMPT, 3], Sampling(), 90, eos_ids=())
+    unused = next(token for token in range(4, 199) if token not in truth)  # so that the answer is long
+    model.config.eos_token_id = model.generation_config.eos_token_id = unused
+    (tmp_path / "hash").write_text(save_tiny_target(tmp_path / "target", model))
+    save_tiny_drafter(tmp_path / "drafter", model, (tmp_path / "hash").read_text())
+    target = TargetSource.resolve(str(tmp_path / "target"))
+    options = BundleOptions(target=target, drafter=tmp_path / "drafter", output_dir=bundle, compare=False)
+    write_bundle(options, Console(quiet=True))
+    flags = ["--engine", "vllm", "--tensor-parallel-size", "2", "--tree-budget", "8", "--shutdown-timeout", "1"]
+
+    async def write(server: Running, ranks: list[int]) -> tuple[int, int]:
+        verified = alone = 0
+        device = RuntimeOptions(policy=Policy(offline_rate=1000))
+        async with EdgeRuntime(open_bundle(bundle), server.address, device) as runtime:
+            async for event in runtime.generate("w5 w6 w7", max_new_tokens=90):
+                if isinstance(event, Verified):
+                    verified += len(event.tokens)
+                    if verified > 2 and not alone:
+                        os.kill(ranks[rank], signal.SIGKILL)
+                alone += isinstance(event, Provisional)
+                if alone >= 3:
+                    break
+        return verified, alone
+
+    with running(tmp_path, *flags) as server:
+        ranks = ranks_of(server)
+        verified, alone = asyncio.run(write(server, ranks))
+        assert verified > 2 and alone >= 3
+        server.process.communicate(timeout=HANG)
+        assert server.process.returncode == EXIT_BROKEN and not still_there(ranks)
+
+
+def ranks_of(server: Running) -> list[int]:
+    children = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read_text().split()
+    ranks = [int(each) for each in children if "resource_tracker" not in Path(f"/proc/{each}/cmdline").read_text()]
+    assert len(ranks) == 2, children
+    return ranks
+
+
+def still_there(ranks: list[int]) -> list[int]:
+    return [each for each in ranks if Path(f"/proc/{each}/exe").exists()]
