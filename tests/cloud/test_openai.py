@@ -528,8 +528,8 @@ def test_a_step_that_fails() -> None:
 def test_a_fault_nobody_foresaw_is_a_500_and_logs_no_text(monkeypatch: pytest.MonkeyPatch) -> None:
     verifier = make_verifier(MODEL, ())
     tokenizer = tiny_tokenizer(VOCAB)
-    broken = tiny_tokenizer(VOCAB)
-    broken.chat_template = "{{ messages[0]['content'] / 2 }}"
+    failing = tiny_tokenizer(VOCAB)
+    failing.chat_template = "{{ messages[0]['content'] / 2 }}"
     missing = tiny_tokenizer(VOCAB)
     missing.chat_template = None
     strict = tiny_tokenizer(VOCAB)
@@ -539,13 +539,15 @@ def test_a_fault_nobody_foresaw_is_a_500_and_logs_no_text(monkeypatch: pytest.Mo
     larger = tiny_tokenizer(VOCAB + 5)
     larger.chat_template = f"w{VOCAB + 3}"
     cases = [
-        (broken, 500, None, "internal_error"),
+        (tokenizer, 500, None, "internal_error"),
+        (failing, 400, "messages", "TypeError"),
         (missing, 400, "model", "no chat template"),
         (strict, 400, "messages", "roles must alternate"),
         (empty, 400, "messages", "empty prompt"),
         (larger, 400, "messages", str(VOCAB + 3)),
     ]
-    made = [*(case[0] for case in cases), tokenizer]
+    chats = [chat_tokenizer_of(case[0]) for case in [*cases, (tokenizer,)]]
+    monkeypatch.setattr(chats[0], "encode_chat", lambda messages, tools: 1 / 0)
     account = Accounts().authenticate(None)
     assert account is not None
 
@@ -556,9 +558,9 @@ def test_a_fault_nobody_foresaw_is_a_500_and_logs_no_text(monkeypatch: pytest.Mo
     routes: Any = [
         Mount(
             f"/{index}",
-            routes=api_routes(EngineBackend(verifier, NAME, chat_tokenizer_of(each), everybody, gate)),
+            routes=api_routes(EngineBackend(verifier, NAME, each, everybody, gate)),
         )
-        for index, each in enumerate(made)
+        for index, each in enumerate(chats)
     ]
     monkeypatch.setattr("cloud.app.page_routes", lambda *_: routes)
     with serve(verifier) as address, capture_logs() as logs:
