@@ -89,6 +89,7 @@ def test_another_version_of_an_exporter_starts_afresh(
     assert reused.lowered == ["onnx", "executorch"] * 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", ["zeros", "cut", "note"])
 def test_a_finished_engine_that_a_power_cut_damaged_is_lowered_again(
     interrupted: Path, folders: Folders, reused: Reused, damage: str

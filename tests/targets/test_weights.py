@@ -35,6 +35,7 @@ def test_every_number_format(tmp_path: Path) -> None:
         np.testing.assert_array_equal(weights.read(name), mixed[name].float().numpy())
 
 
+@pytest.mark.slow
 def test_a_gguf_file_holds_what_transformers_makes_of_it() -> None:
     path = TargetSource.resolve(DEFAULT_TARGET).path
     ours = GgufWeights(path)
