@@ -1,4 +1,4 @@
-"""What is kept between starts: `cache_dir()`, and the SHA-256 of large files, remembered in it."""
+"""The cache folder, and the SHA-256 of large files, remembered in it."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from outrider_core import durable
 
 try:
     import fcntl
-except ImportError:  # Windows, where a file that is open cannot be removed anyway
+except ImportError:  # Windows, where an open file cannot be removed anyway
     fcntl = None  # type: ignore[assignment]
 
-#: files of at least so many bytes are remembered; smaller ones are read each time
+#: files of at least this many bytes are remembered; smaller ones are read each time
 REMEMBERED_BYTES = 16 << 20
-#: a file written less than this before it is read is not remembered: another write could leave it the same time
+#: a file changed more recently than this is not remembered: another write could leave it with the same time
 SETTLED_NS = 100_000_000
-#: hashing that takes longer than so many seconds is mentioned in the log
+#: hashing that takes more seconds than this is logged
 SLOW_SECONDS = 3.0
 CHUNK_BYTES = 4 << 20
 
 _log = logging.getLogger(__name__)
-#: folders that this process keeps others from removing -> what holds them
+#: folders that this process keeps others from removing -> their open descriptors
 _held: dict[Path, int] = {}
 
 
 def cache_dir() -> Path:
     """`$OUTRIDER_CACHE`, else `$XDG_CACHE_HOME/outrider`, else `~/.cache/outrider`.
 
-    A user without a home has a folder of his own among the temporary ones. Raises PermissionError if others own that.
+    Without a home, a private folder among the temporary ones. Raises PermissionError if other users own that.
     """
     if own := os.environ.get("OUTRIDER_CACHE"):
         return Path(own)
@@ -51,7 +51,7 @@ def cache_dir() -> Path:
 
 
 def _temporary() -> Path:
-    """Return a folder that no other user can have written to: what lies in a cache is loaded."""
+    """Return a folder that no other user can have written to: code loads files from a cache."""
     user = os.getuid() if hasattr(os, "getuid") else os.getpid()
     folder = Path(tempfile.gettempdir()) / f"outrider-{user}"
     folder.mkdir(mode=0o700, exist_ok=True)
@@ -62,7 +62,7 @@ def _temporary() -> Path:
 
 
 def expanded(path: str | Path) -> Path:
-    """`path` with `~` replaced by the home; as it is where there is none."""
+    """Return `path` with `~` replaced by the home, or unchanged if there is no home."""
     try:
         return Path(path).expanduser()
     except RuntimeError:
@@ -88,7 +88,7 @@ def hold(folder: Path) -> None:
 def try_lock(path: Path) -> int | None:
     """Lock a file or folder and return its descriptor; None if another process holds it.
 
-    Raises OSError where there is no such path.
+    Raises OSError if the path does not exist.
     """
     handle = os.open(path, os.O_RDONLY)
     try:
@@ -103,10 +103,10 @@ def try_lock(path: Path) -> int | None:
 
 
 def sha256_of(paths: Sequence[Path]) -> list[str]:
-    """The SHA-256 of each file's bytes, 64 hex digits.
+    """Return the SHA-256 of each file's bytes, 64 hex digits.
 
-    Large files are read once: `hashes.json` in `cache_dir()` remembers them by path, size and times of change, and a
-    cache that is broken or cannot be written is passed over. Raises OSError where a file cannot be read.
+    Large files are read once: `hashes.json` in `cache_dir()` remembers them by path, size and times of change. A cache
+    that is damaged or cannot be written is ignored. Raises OSError if a file cannot be read.
     """
     known = _read_cache()
     fresh: dict[str, list[Any]] = {}
@@ -119,13 +119,13 @@ def sha256_of(paths: Sequence[Path]) -> list[str]:
 
 
 def remember_sha256(path: Path, digest: str) -> None:
-    """Note the SHA-256 of a large file that this process has just written and settled: it need not be read for that."""
+    """Remember the SHA-256 of a large file that this process has just written and synced, without reading it again."""
     if (stamp := _stamp(path))[0] >= REMEMBERED_BYTES:
         _write_cache({str(path.resolve()): [*stamp, digest]})
 
 
 class _Progress:
-    """Says once that hashing takes a while."""
+    """Logs once that hashing takes a while."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self._paths, self._since, self._told = paths, time.monotonic(), False
@@ -149,14 +149,14 @@ def _sha256(path: Path, known: dict[str, Any], fresh: dict[str, list[Any]], prog
             progress.tick()
     settled = began - max(stamp[1:]) > SETTLED_NS and _stamp(path) == stamp
     if stamp[0] >= REMEMBERED_BYTES and settled:
-        with suppress(OSError):  # after a power cut size and times may be there, and the bytes not
+        with suppress(OSError):  # after a power cut a file may have its size and times, but not its bytes
             durable.sync(path)
             fresh[name] = [*stamp, digest.hexdigest()]
     return digest.hexdigest()
 
 
 def _stamp(path: Path) -> list[int]:
-    """Return what changes when a file is written: [size, mtime_ns, ctime_ns]."""
+    """Return values that change when a file is written: [size, mtime_ns, ctime_ns]."""
     found = path.stat()
     return [found.st_size, found.st_mtime_ns, found.st_ctime_ns]
 
@@ -174,7 +174,7 @@ def _read_cache() -> dict[str, Any]:
 
 
 def _write_cache(fresh: dict[str, list[Any]]) -> None:
-    """Add entries to what is there by now, without those whose files are gone."""
+    """Add entries to the current cache file, and drop those whose files are gone."""
     entries = {name: entry for name, entry in _read_cache().items() if os.path.exists(name)} | fresh
     try:
         cache_dir().mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Files that survive a power cut: their bytes reach the disk before the name, or the note, that says they are there."""
+"""Files that survive a power cut: their bytes reach the disk before their name, or a note that they exist."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def settle(file: IO[Any]) -> None:
 def put_in_place(aside: Path, path: Path) -> None:
     """Rename a file or a folder once all of it is on the disk, in place of a file or an empty folder of that name.
 
-    After a power cut `path` is as it was before, or whole. Raises OSError.
+    After a power cut `path` is unchanged or complete. Raises OSError.
     """
     for each in [*aside.rglob("*"), aside] if aside.is_dir() else [aside]:
         sync(each)
@@ -27,7 +27,7 @@ def put_in_place(aside: Path, path: Path) -> None:
 
 
 def write(path: Path, content: str | bytes) -> None:
-    """Write a file in one step: after a crash it is as it was before, or whole. Raises OSError."""
+    """Write a file in one step: after a crash it is unchanged or complete. Raises OSError."""
     aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         aside.write_bytes(content.encode() if isinstance(content, str) else content)
@@ -39,13 +39,13 @@ def write(path: Path, content: str | bytes) -> None:
 def sync(path: Path) -> None:
     """Wait until all that any program wrote to a file, or all names in a folder, are on the disk. Raises OSError."""
     windows = os.name == "nt"
-    if windows and path.is_dir():  # which it cannot open
+    if windows and path.is_dir():  # which cannot open folders
         return
     handle = os.open(path, os.O_RDWR if windows else os.O_RDONLY)
     try:
         os.fsync(handle)
     except OSError as error:
-        if error.errno != errno.EINVAL:  # a file system that has no such thing
+        if error.errno != errno.EINVAL:  # unsupported by the file system
             raise
     finally:
         os.close(handle)

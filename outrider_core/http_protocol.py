@@ -1,4 +1,4 @@
-"""uvicorn's HTTP protocol with bounds that it lacks: on sockets, slow requests, tiny chunks and what is not read."""
+"""uvicorn's HTTP protocol, with limits on sockets, slow requests, tiny chunks and unread replies."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ import h11
 import msgspec
 from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 
-#: seconds that the unwanted rest of a body may take, and in which a close is awaited
+#: seconds for reading the rest of a body that is not needed, and for a close
 LAST_READ = 5.0
-#: seconds for which a connection is kept whose client asks nothing more: longer than the pools of clients keep theirs
-#: (Go 90, aiohttp 15, httpx 5), so that none of them sends a request just as it is closed here
+#: seconds that an idle connection is kept: longer than the pools of clients keep theirs (Go 90, aiohttp 15, httpx 5),
+#: so that none of them sends a request just as it is closed here
 KEEP_ALIVE = 100
-#: uvicorn's line about what is not HTTP has no address, and strangers may cause any number of them: they are counted
+#: uvicorn's log line about invalid HTTP has no address, and strangers may cause any number of them: they are counted
 logging.getLogger("uvicorn.error").addFilter(lambda record: record.msg != "Invalid HTTP request received.")
-#: seconds to wait where no socket can be accepted
+#: seconds to wait if no socket can be accepted
 ACCEPT_AGAIN = 0.1
-#: chunks of one body that may have any size; further ones have CHUNK bytes on average: each takes the loop some 30 us
+#: chunks of one body that may have any size; later ones need CHUNK bytes on average: each takes the loop some 30 us
 FREE_CHUNKS, CHUNK = 256, 256
 
 
@@ -31,22 +31,22 @@ class SocketBounds(Protocol):
     """Limits on the sockets of one server.
 
     Attributes:
-        request_seconds: What a client may take for the headers of a request, from the connection's begin, or from the
-            request's first byte where it is not the first one.
-        unread_seconds: For how long it may read nothing of a reply that is sent to it.
+        request_seconds: Time for the headers of a request, from the start of the connection, or from the first byte of
+            a later request.
+        unread_seconds: Time that a client may read nothing of a reply that is sent to it.
     """
 
     request_seconds: float
     unread_seconds: float
 
     def enter(self, protocol: HttpProtocol) -> bool:
-        """Count a socket that has just been accepted. False: it is to be cut, and was not counted."""
+        """Count a socket that has just been accepted. False: it must be cut, and was not counted."""
 
     def leave(self, address: str) -> None:
-        """Forget a counted socket that is gone."""
+        """Remove a socket that is gone from the count."""
 
     def refused(self, reason: str) -> None:
-        """Count one that was cut: tls_handshake, slow_request, unread, invalid_request."""
+        """Count a socket that was cut: tls_handshake, slow_request, unread, invalid_request."""
 
 
 class SocketDeadline:
@@ -58,20 +58,20 @@ class SocketDeadline:
         self._kind = ""
 
     def keep(self, kind: str, seconds: float) -> None:
-        """Cut in `seconds` if nothing changes; a deadline of the same kind that runs already stays as it is."""
+        """Cut in `seconds` if nothing changes; a running deadline of the same kind is kept."""
         if self._timer is None or self._kind != kind:
             self.lift()
             self._kind, self._timer = kind, self._loop.call_later(seconds, self._cut)
 
     def lift(self) -> None:
-        """Forget it."""
+        """Cancel the deadline."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
 
 class _Connection(h11.Connection):
-    """Takes no more chunks than a body of its size may have."""
+    """Limits the number of chunks by the size of the body."""
 
     _chunks = _bytes = 0
 
@@ -89,10 +89,10 @@ class _Connection(h11.Connection):
 
 
 class HttpProtocol(H11Protocol):
-    """Cuts sockets beyond the bounds, and those that do not send a request or read a reply in time.
+    """Cuts sockets beyond the limits, and those that do not send a request or read a reply in time.
 
-    A request's headers have `request_seconds`, see SocketBounds, and the next request KEEP_ALIVE to begin. What is left
-    of a body when its reply has been sent has LAST_READ.
+    A request's headers have `request_seconds`, see SocketBounds, and the next request KEEP_ALIVE to begin. The rest of
+    a body after its reply has LAST_READ.
 
     Attributes:
         address: The client's.
@@ -109,7 +109,7 @@ class HttpProtocol(H11Protocol):
 
     @property
     def idle(self) -> bool:
-        """Return whether no reply is awaited on it."""
+        """Return whether no reply is pending."""
         return self.cycle is None or self.cycle.response_complete
 
     @property
@@ -118,24 +118,24 @@ class HttpProtocol(H11Protocol):
         return self.cycle is not None and self.conn.their_state is h11.IDLE and not self.conn.trailing_data[0]
 
     def cut(self) -> None:
-        """Close it at once, and count it no more."""
+        """Close it at once, and remove it from the count."""
         self.leave()
         self.transport.abort()
 
     def enter(self, address: str) -> bool:
-        """Count the socket, which comes from `address`. False: it is one too many, and to be cut."""
+        """Count the socket, which comes from `address`. False: it is one too many, and must be cut."""
         self.address = address
         self._entered = self._bounds.enter(self)
         return self._entered
 
     def leave(self) -> None:
-        """Count it no more."""
+        """Remove the socket from the count."""
         if self._entered:
             self._entered = False
             self._bounds.leave(self.address)
 
     def no_tls(self) -> None:
-        """Count a TLS handshake that failed, and the socket no more."""
+        """Count a failed TLS handshake, and remove the socket from the count."""
         self._bounds.refused("tls_handshake")
         self.leave()
 
@@ -156,7 +156,7 @@ class HttpProtocol(H11Protocol):
         self._watch()
 
     def _watch(self) -> None:
-        """Set the deadline for what the client has to send now."""
+        """Set the deadline for the client's next bytes."""
         if self._upgraded:
             self._reading.lift()
         elif self.kept:
@@ -169,7 +169,7 @@ class HttpProtocol(H11Protocol):
             self._reading.lift()
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what is not a request or a body, and close. After a reply has begun, only close."""
+        """Refuse bytes that are not a request or a body, and close. After a reply has begun, only close."""
         fault = sys.exception()
         self._bounds.refused("invalid_request")
         if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
@@ -214,14 +214,14 @@ class HttpProtocol(H11Protocol):
 
 
 class TlsServer:
-    """Accepts sockets for TLS, and counts each before its handshake. It has what uvicorn asks of an asyncio.Server.
+    """Accepts sockets for TLS, and counts each before its handshake, with the interface of asyncio.Server.
 
     asyncio's own reports only sockets whose handshake has succeeded.
 
     Args:
-        make: Returns what speaks HTTP on a socket.
-        listener: Where they come.
-        seconds: What a handshake may take.
+        make: Returns the HTTP protocol of a socket.
+        listener: The listening socket.
+        seconds: Time for a handshake.
     """
 
     def __init__(
@@ -233,11 +233,11 @@ class TlsServer:
         self._accepting = asyncio.create_task(self._accept(listener))
 
     def close(self) -> None:
-        """Accept no more. The listener stays open."""
+        """Stop accepting. The listener stays open."""
         self._accepting.cancel()
 
     async def wait_closed(self) -> None:
-        """Wait until that is so."""
+        """Wait until accepting has stopped."""
         await asyncio.wait({self._accepting})
 
     async def _accept(self, listener: socket.socket) -> None:

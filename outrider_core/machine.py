@@ -1,4 +1,4 @@
-"""What this machine is and what it is doing: processor, cores, memory, caches, bandwidth."""
+"""Describe this machine and its load: processor, cores, memory, caches, bandwidth."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from numpy.typing import NDArray
 
 CACHES, LEAST_BUFFER, MOST_BUFFER = 8, 256 << 20, 1 << 30
 PASSES, ROUNDS = 2, 5
-#: assumed where the system does not say
+#: assumed if the system does not report it
 DEFAULT_CACHE = 32 << 20
 
 
 def available_cores() -> int:
-    """Cores this process may run on."""
+    """Return the number of cores this process may run on."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def processor_name() -> str:
-    """Return what this machine's processor calls itself."""
+    """Return the name of this machine's processor."""
     name = platform.processor() or platform.machine()
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
@@ -37,14 +37,14 @@ def processor_name() -> str:
 
 
 def describe_machine() -> str:
-    """Processor, cores this process may use, system and architecture, for the title of a table of measurements."""
+    """Return processor, usable cores, system and architecture, for the title of a table of measurements."""
     cores = available_cores()
     count = "1 core" if cores == 1 else f"{cores} cores"
     return f"{processor_name()}, {count}, {platform.system()} {platform.machine()}"
 
 
 def memory_mb() -> tuple[float | None, float | None]:
-    """Resident memory of this process in MB: (now, highest so far); (None, None) where the system does not say."""
+    """Return resident memory of this process in MB: (now, highest so far); (None, None) if unknown."""
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
         kib = {name: int(rest.split()[0]) for name, _, rest in (x.partition(":") for x in lines) if name[:2] == "Vm"}
@@ -61,7 +61,7 @@ def memory_mb() -> tuple[float | None, float | None]:
 
 
 def busy_seconds() -> float | None:
-    """Processor seconds that the whole machine has spent on anything since it started, or None if it does not say."""
+    """Return the processor seconds that the whole machine has used since it started, or None if unknown."""
     try:
         user, nice, system, _, _, interrupts, soft, stolen, *_ = Path("/proc/stat").read_text().split()[1:]
         return sum(map(int, (user, nice, system, interrupts, soft, stolen))) / os.sysconf("SC_CLK_TCK")
@@ -70,13 +70,13 @@ def busy_seconds() -> float | None:
 
 
 class Others:
-    """Watches what other processes do from its creation on."""
+    """Measures the processor use of other processes from its creation on."""
 
     def __init__(self) -> None:
         self._began, self._busy, self._own = time.perf_counter(), busy_seconds(), time.process_time()
 
     def cores(self) -> float | None:
-        """Processor cores they used on average so far, or None if the system does not say."""
+        """Return the processor cores they used on average so far, or None if unknown."""
         busy, seconds = busy_seconds(), time.perf_counter() - self._began
         if busy is None or self._busy is None:
             return None
@@ -84,7 +84,7 @@ class Others:
 
 
 def last_level_cache() -> int | None:
-    """Bytes of the first core's largest cache, or None where the system does not say."""
+    """Return the bytes of the first core's largest cache, or None if unknown."""
     units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
     sizes = []
     for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
@@ -108,15 +108,15 @@ READS: tuple[Callable[[NDArray[np.float64]], object], ...] = (_read_int64, _read
 
 
 def read_bandwidth(threads: int, total: int | None = None, rounds: int = ROUNDS) -> float:
-    """Memory read bandwidth of `threads` threads together in GB/s (1 GB = 10^9 bytes).
+    """Measure the memory read bandwidth of `threads` threads together in GB/s (1 GB = 10^9 bytes).
 
-    total: bytes of all buffers together; None: CACHES times the last-level cache, within bounds. Each thread fills a
-    float64 buffer of its own and reads it PASSES times from a common start, with numpy reductions that keep no result
-    in memory and release the GIL. Two of them are tried because neither is the faster one everywhere: the int64 sum of
+    total: bytes of all buffers together; None: CACHES times the last-level cache, within bounds. Each thread fills its
+    own float64 buffer and reads it PASSES times from a common start, with numpy reductions that keep no result in
+    memory and release the GIL. Two of them are tried because which is faster depends on the machine: the int64 sum of
     the buffer's bits, and einsum's float64 sum (numpy's own float64 sum adds pairwise and reads at half the rate). The
     time runs from the first start to the last end; the best of `rounds` rounds of each counts. A hand-written AVX-512
-    loop on a server read an eighth more with one thread (so a floor made of this is as much too high) and the same
-    with two.
+    loop on a server read an eighth more with one thread (so a floor computed from this is as much too high) and the
+    same with two.
     """
     if total is None:
         total = min(max(CACHES * (last_level_cache() or DEFAULT_CACHE), LEAST_BUFFER), MOST_BUFFER)

@@ -1,4 +1,4 @@
-"""What all HTTP servers here have in common: where they listen, what loopback is, and which web pages may ask."""
+"""Code that all HTTP servers here share: listening, loopback, and the rules for web pages."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
-#: connections that wait to be accepted; the system may allow fewer
+#: most connections that wait to be accepted; the system may allow fewer
 BACKLOG = 2048
 
 
@@ -23,12 +23,12 @@ def is_loopback(host: str | None) -> bool:
     return (getattr(address, "ipv4_mapped", None) or address).is_loopback
 
 
-#: where a network that has IPv6 alone shows the IPv4 addresses of others
+#: prefix under which an IPv6-only network shows IPv4 addresses
 NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 
 
 def client_of(host: str) -> str:
-    """Return what counts as one client's address: of IPv6 its /64, which is what a home or a machine is given.
+    """Return the address that identifies a client: of IPv6 its /64, which is what a home or a machine gets.
 
     An IPv4 address that came through an IPv6 socket, or through a NAT64 (RFC 6052), is that address.
     """
@@ -46,15 +46,15 @@ def client_of(host: str) -> str:
 
 
 def in_url(host: str) -> str:
-    """Return a host as URLs have it: an IPv6 address in brackets."""
+    """Return a host as in URLs: an IPv6 address in brackets."""
     return f"[{host}]" if ":" in host else host
 
 
 def bind(host: str, port: int) -> list[socket.socket]:
     """Listen on all addresses of `host` that this machine has, on one port; 0 takes a free one.
 
-    A second program on that port fails from here on; two that are bound and do not listen yet may share it. Connections
-    wait until somebody accepts them. Raises OSError.
+    A second program on that port fails once this returns; two programs that are bound but do not listen yet may share
+    it. Connections wait until they are accepted. Raises OSError.
     """
     bound, missing = list[socket.socket](), OSError(errno.EADDRNOTAVAIL, "no such address")
     try:
@@ -81,12 +81,12 @@ def bind(host: str, port: int) -> list[socket.socket]:
 
 
 def _bound(family: int, address: tuple[Any, ...], both: bool) -> socket.socket:
-    """both: the name has addresses of IPv4 too, which have sockets of their own."""
+    """both: the name has IPv4 addresses too, which have sockets of their own."""
     made = socket.socket(family)
     try:
         if os.name == "posix":  # elsewhere it would let two programs share a port
             made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if family == socket.AF_INET6:  # else it has IPv4's connections too, whatever this system's default is
+        if family == socket.AF_INET6:  # else it accepts IPv4 connections too, depending on the system's default
             made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, int(both))
         made.bind(address)
         made.listen(BACKLOG)
@@ -99,7 +99,7 @@ def _bound(family: int, address: tuple[Any, ...], both: bool) -> socket.socket:
 def bearer(authorization: str | None, subprotocols: Sequence[str] = ()) -> str | None:
     """Return the token of an `Authorization: Bearer` header, or of a `bearer.TOKEN` subprotocol.
 
-    Browsers set no headers for a WebSocket, but subprotocols.
+    Browsers set no headers for a WebSocket, but can set subprotocols.
     """
     scheme, _, token = (authorization or "").partition(" ")
     if scheme.lower() == "bearer" and (token := token.strip(" \t")):
@@ -111,7 +111,7 @@ class PageRules:
     """Decides which web pages may use a server, by the headers of their requests. Browsers let any page connect.
 
     Args:
-        origins: Pages that may, beside those of the server itself.
+        origins: Allowed pages, beside those of the server itself.
         names: Hosts under which pages may reach the server, beside localhost and IP addresses.
         needs_token: Every request needs a token; a stranger's page has none, so any host will do.
         serves_pages: The server has pages of its own, which may use it.
@@ -136,7 +136,7 @@ class PageRules:
         return not own or self.rebound(headers)
 
     def rebound(self, headers: Mapping[str, str]) -> bool:
-        """Return whether the request's Host may be a name of a stranger, who can point it to this machine."""
+        """Return whether the request's Host may be a stranger's name that points to this machine."""
         if self._needs_token:
             return False
         try:

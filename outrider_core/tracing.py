@@ -1,4 +1,4 @@
-"""Request ids end to end: taken over from the client or made here, sent back, logged."""
+"""Request ids end to end: taken from the client or made here, sent back, logged."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-#: where an app finds its `Trace`, in the ASGI scope
+#: key of an app's `Trace` in the ASGI scope
 TRACE = "outrider_trace"
 _ID = re.compile(rb"[A-Za-z0-9._:/+=-]{1,128}")
 #: W3C Trace Context: version, trace id, parent id, flags
@@ -26,12 +26,12 @@ class Trace:
 
     @property
     def fields(self) -> dict[str, str]:
-        """Return what to log."""
+        """Return the fields to log."""
         return {"request": self.request, **({"trace": self.trace} if self.trace else {})}
 
 
 def trace_of(scope: Scope) -> Trace:
-    """The trace of a request or connection; an empty one where no `Traced` stands before the app."""
+    """Return the trace of a request or connection; an empty one if the app is not inside `Traced`."""
     trace = scope.get(TRACE)
     return trace if isinstance(trace, Trace) else Trace("")
 
@@ -39,7 +39,7 @@ def trace_of(scope: Scope) -> Trace:
 class Traced:
     """An ASGI app whose requests and WebSockets have ids. X-Request-Id and traceparent are echoed.
 
-    replied(path, status): called as each reply begins; 101 where a WebSocket is accepted.
+    replied(path, status): called as each reply begins; status 101 if a WebSocket is accepted.
     """
 
     def __init__(self, app: ASGIApp, replied: Callable[[str, int], None] = lambda path, status: None) -> None:

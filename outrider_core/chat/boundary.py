@@ -1,9 +1,8 @@
-"""The boundary between a chat template and what people say: content is text, never one of the template's own tokens.
+"""Keep content apart from a chat template: content is text, never one of the template's own tokens.
 
-A template writes turns with the tokenizer's special tokens. Where content holds the text of such a token, a mark is set
-into it before the template is rendered: whatever the template does with it, it stays apart from the tokens that the
-template writes. Those become tokens, and what was marked is encoded as plain text. Content without such text is encoded
-as it always was.
+A template writes turns with the tokenizer's special tokens. If content holds the text of such a token, a mark is
+inserted before the template is rendered, which keeps it apart from the tokens that the template writes. Those become
+tokens, and marked text is encoded as plain text. Content without such text is encoded as always.
 
 Tokens of the boundary are the special ones, and others that the template itself writes, such as `<tool_response>`. An
 assistant's turn may hold the latter: models write them as text (`<think>`), and templates look for them there.
@@ -20,9 +19,9 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer
 
-#: characters of which one that the text lacks is the mark: for private use, so no template or tokenizer changes them
+#: candidates for the mark, of which the text must lack one: for private use, so no template or tokenizer changes them
 MARKS = range(0xE000, 0xF900)
-#: encloses the names that tokens have meanwhile; not one of MARKS
+#: encloses the temporary names of tokens; not one of MARKS
 EDGE = "\ufdd0"
 ROLE = re.compile(r"[\w.-]+")
 
@@ -47,7 +46,10 @@ class ChatBoundary:
         self._everyone, self._assistant = _Tokens(special | written, normalize), _Tokens(special, normalize)
 
     def encode(self, messages: Messages, render: Callable[[Messages], str]) -> list[int]:
-        """Token ids of a conversation as `render` writes it. Raises ValueError on a role that is not a plain name."""
+        """Return token ids of a conversation as `render` writes it.
+
+        Raises ValueError on a role that is not a plain name.
+        """
         for message in messages:
             role = message.get("role")
             if not isinstance(role, str) or not ROLE.fullmatch(role):
@@ -57,7 +59,7 @@ class ChatBoundary:
         return self._encode_marked(text, mark) if mark in text else self._encode(text)
 
     def encode_between(self, before: str, content: str, after: str) -> list[int]:
-        """Token ids of what a user says between two pieces of a rendered template."""
+        """Return token ids of a user's text between two pieces of a rendered template."""
         mark = self._mark([content])
         marked = self._everyone.marked(content, mark)
         text = before + marked + after
@@ -75,7 +77,7 @@ class ChatBoundary:
         raise ValueError("the conversation uses every character of the private use area; leave some out")
 
     def _encode_marked(self, text: str, mark: str) -> list[int]:
-        """Return what is marked is plain text; every other occurrence of a token's text is the token."""
+        """Encode marked text as plain text; every other occurrence of a token's text becomes the token."""
         plain, names, ids = self._plain
         text = self._everyone.pattern.sub(lambda found: names[found.group()], text).replace(mark, "")
         encoding = plain.encode(text, add_special_tokens=False)
@@ -84,37 +86,37 @@ class ChatBoundary:
             if number in ids:
                 real.append(ids[number])
             elif number in self._control or text[begin:end].strip() in self._ids:
-                # a vocabulary of whole words knows it all the same
+                # a vocabulary of whole words may hold it all the same
                 real += self._spelled(text[begin:end].strip())
             else:
                 real.append(number)
         return real
 
     def _spelled(self, content: str) -> list[int]:
-        """Token ids of a token's text, character by character."""
+        """Return token ids of a token's text, character by character."""
         plain, _, _ = self._plain
         ids = [number for character in content for number in plain.encode(character, add_special_tokens=False).ids]
         return [number for number in ids if number not in self._control]
 
     @cached_property
     def _control(self) -> set[int]:
-        """Ids of the boundary's tokens, without the one that stands for what is not known."""
+        """Ids of the boundary's tokens, except the one for unknown text."""
         model = json.loads(self._tokenizer.to_str())["model"]
         unknown = model.get("unk_token")
-        if model.get("unk_id") is not None:  # as Unigram names it
+        if model.get("unk_id") is not None:  # Unigram's name for it
             unknown = model["vocab"][model["unk_id"]][0]
         return {number for content, number in self._ids.items() if content != unknown}
 
     @cached_property
     def _plain(self) -> tuple[Tokenizer, dict[str, str], dict[int, int]]:
-        """The tokenizer with tokens under names that cannot be guessed; the names; ids of names to ids of tokens."""
+        """Return a tokenizer with unguessable names of tokens; those names; ids of the names to ids of the tokens."""
         written = json.loads(self._tokenizer.to_str())
         for token in written["added_tokens"]:
             token["special"] = token["special"] or token["content"] in self._ids
         plain = Tokenizer.from_str(json.dumps(written))
         plain.no_truncation()
         plain.no_padding()
-        plain.encode_special_tokens = True  # as the plain text that it is
+        plain.encode_special_tokens = True  # encode them as plain text
         secret = secrets.token_hex(16)
         names = {content: f"{EDGE}{secret}.{number}{EDGE}" for content, number in self._ids.items()}
         ids: dict[int, int] = {}
@@ -128,7 +130,7 @@ class ChatBoundary:
 
 
 def boundary_of(tokenizer: Any) -> ChatBoundary:
-    """The boundary of a transformers tokenizer and its own chat template, for `render_chat`."""
+    """Return the boundary of a transformers tokenizer and its own chat template, for `render_chat`."""
 
     def encode(text: str) -> list[int]:
         return list(tokenizer(text, add_special_tokens=False)["input_ids"])
@@ -137,7 +139,7 @@ def boundary_of(tokenizer: Any) -> ChatBoundary:
 
 
 def render_chat(tokenizer: Any, messages: Messages) -> str:
-    """A conversation as the template of a transformers tokenizer writes it, up to where the assistant's turn begins."""
+    """Render a conversation with a transformers tokenizer's template, up to where the assistant's turn begins."""
     text: str = tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
     return text
 
@@ -158,7 +160,7 @@ class _Tokens:
         self._longest = max(map(len, contents), default=0)
 
     def marked(self, value: Any, mark: str) -> Any:
-        """`value`, such as a message's content, with `mark` in whatever could be read as a token or a part of one."""
+        """Return `value`, such as a message's content, with `mark` wherever it could be read as part of a token."""
         if isinstance(value, list | tuple):
             return [self.marked(one, mark) for one in value]
         if isinstance(value, dict):
@@ -174,7 +176,7 @@ class _Tokens:
         return mark.join(value[begin:end] for begin, end in zip([0, *ends], [*ends, len(value)], strict=True))
 
     def _places(self, value: str) -> set[int]:
-        """Return where a mark breaks a token that stands in `value`, or that its end or begin may be a part of."""
+        """Return the places where a mark breaks a token in `value`, or one that may begin or end there."""
         places = {found.start() + 1 for found in self._everywhere.finditer(value)}
         for begin, end in {(0, len(value)), (len(value) - len(value.lstrip()), len(value.rstrip()))}:
             most = range(1, min(self._longest, end - begin + 1))
@@ -184,7 +186,7 @@ class _Tokens:
 
 
 def _any_of(words: Iterable[str]) -> str:
-    """A regular expression for the longest of `words`, in time that does not grow with their number."""
+    """Return a regular expression for the longest of `words`, in time that does not grow with their number."""
     by_start: dict[str, set[str]] = {}
     for word in words:
         if word:
@@ -197,7 +199,7 @@ def _any_of(words: Iterable[str]) -> str:
 
 
 def _strings(value: Any) -> list[str]:
-    """Every text in `value`."""
+    """Return every text in `value`."""
     if isinstance(value, str):
         return [value]
     inner = [*value, *value.values()] if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()

@@ -1,8 +1,8 @@
-"""Grammars of constraints over a model's vocabulary: which tokens may come next. llguidance does the work.
+"""Compile a constraint's grammar to masks of allowed tokens, by llguidance.
 
-It is optional: where it is not installed, or cannot take the tokenizer apart, `open_grammars` says so and the verifier
-does not offer grammars. A schema is a stranger's: size, time and memory of compiling it and of every mask are bounded
-by fuel, not by a clock, so that every replica refuses the same ones.
+It is optional: if it is not installed, or does not support the tokenizer, `open_grammars` raises and the verifier does
+not offer grammars. Schemas may come from strangers: size, time and memory of compiling and of every mask are bounded by
+fuel, not by a clock, so that every replica refuses the same ones.
 """
 
 from __future__ import annotations
@@ -26,36 +26,36 @@ from outrider_core.chat.tool_grammar import ToolFunction, lark_of, read_tools
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-#: between two tokens of JSON at most so much whitespace, so that no answer is made of it
+#: most whitespace between two tokens of JSON, so that no answer consists of it
 WHITESPACE = r"[ \n\t\r]{1,32}"
-#: a few milliseconds of work per mask and some tens for compiling; counted strings make many states, of about 150 bytes
+#: a few milliseconds per mask and some tens for compiling; counted strings make many states of about 150 bytes
 LIMITS = {
     "initial_lexer_fuel": 1_000_000,
-    "step_lexer_fuel": 200_000,  # letters of all languages take 50,000 where a string begins
+    "step_lexer_fuel": 200_000,  # letters of all languages take 50,000 at the begin of a string
     "step_max_items": 200_000,
-    "max_items_in_row": 5_000,  # `schema.MAX_WIDTH` and what it does not see
+    "max_items_in_row": 5_000,  # `schema.MAX_WIDTH` plus what it does not count
     "max_lexer_states": 100_000,
     "max_grammar_size": 100_000,
 }
-#: without \\u: spelled so, a property's name would be another property to the library
+#: without \\u: a property's name in that spelling would be another property to the library
 JSON_OPTIONS = {
     "whitespace_pattern": WHITESPACE,
     "coerce_one_of": False,
     "lenient": False,
     "json_allowed_escapes": '"\\\\bfnrt',
 }
-#: copies of a matcher that it keeps to go back to: 2 KB each at the beginning of an answer, 180 KB after 3,800 tokens
+#: copies of a matcher kept for going back: 2 KB each at the beginning of an answer, 180 KB after 3,800 tokens
 COPIES = 16
-#: compiled grammars kept, of a user
+#: compiled grammars kept for each user
 KEPT = 8
-#: memory of a compiled grammar at most: of any, and beside it for each character of its schema
+#: most bytes of a compiled grammar: fixed, and for each character of its schema
 GRAMMAR_BYTES, CHARACTER_BYTES = 1 << 20, 100
 ANY_OBJECT = '{"type": "object"}'
-#: tries of a compiled schema, tokens of each, and how often something is closed where it can be
+#: random texts per compiled schema, tokens of each, and share of steps that close something if possible
 WALKS, WALK_TOKENS, CLOSING = 8, 64, 0.4
-#: what a mask takes beside one step: of tokens looked at singly, and of parser items, so many for a step
+#: a mask costs one step, plus one per STEP_TOKENS tokens checked one by one and one per STEP_ITEMS parser items
 STEP_TOKENS, STEP_ITEMS = 2048, 64
-#: steps of compiling a pattern or a schema, of matching a text, and tokens of that for one more
+#: steps of compiling a pattern or a schema; of matching a text, plus one per STEP_FOLLOWED tokens
 COMPILING, MATCHING, STEP_FOLLOWED = 32, 4, 4
 _CHARACTERS, _CLOSERS = "".join(map(chr, range(33, 127))), '"}],:'
 _NONE = np.empty(0, np.int64)
@@ -68,7 +68,7 @@ class GrammarError(ValueError):
 
 
 class GrammarTooCostly(GrammarError):
-    """The schemas of a request take too many steps to try, all together."""
+    """The schemas of a request together take too many steps to test."""
 
 
 class GrammarsUnavailable(RuntimeError):
@@ -85,10 +85,10 @@ class Grammars:
         self._text = self._within_text()
 
     def compile(self, schema: str = ANY_OBJECT, cancelled: Callable[[], bool] = lambda: False) -> Grammar:
-        """For JSON of a JSON schema.
+        """Compile a grammar of JSON that obeys a JSON schema.
 
-        Raises GrammarError where that means nothing, is unsupported or too large, or too costly to try, and
-        CancelledError soon after it is `cancelled`.
+        Raises GrammarError if it is invalid, unsupported, too large or too costly to test, and CancelledError soon
+        after it is `cancelled`.
         """
         try:
             read = json.loads(schema)
@@ -101,10 +101,10 @@ class Grammars:
         return self._of_schema(read, "the schema cannot be obeyed", WALKS, Trial(cancelled))[0]
 
     def compile_tools(self, tools: str, cancelled: Callable[[], bool] = lambda: False) -> Grammar:
-        """For text or calls of functions, of `ToolRules.as_text`. Raises as `compile` does.
+        """Compile a grammar of text or calls of functions, from `ToolRules.as_text`. Raises as `compile` does.
 
-        A function whose schema cannot be obeyed is given any object, unless the answer has to call one such. All of
-        them together may be too costly to try.
+        A function whose schema cannot be obeyed gets any object, unless the answer has to call one such. All of them
+        together may be too costly to test.
         """
         trial, width = Trial(cancelled), 0
         try:
@@ -137,7 +137,7 @@ class Grammars:
     def _of_schema(
         self, schema: dict[str, Any], fault: str, walks: int, trial: Trial
     ) -> tuple[Grammar, dict[str, Any], int]:
-        """Compiled and tried, with its shape and width. Raises GrammarError, which begins with `fault`."""
+        """Return a tested grammar with its shape and width. Raises GrammarError, which begins with `fault`."""
         from llguidance import LLMatcher
 
         try:
@@ -151,7 +151,7 @@ class Grammars:
         return self._tried(self._made(text), fault, walks, trial, width), shaped, width
 
     def _shaped(self, schema: dict[str, Any], trial: Trial) -> tuple[dict[str, Any], int]:
-        """See `schema.prepared`, which has what it raises, too."""
+        """See `schema.prepared`; it raises the same."""
         if "x-guidance" in schema:
             raise SchemaFault("x-guidance is not taken here")
         return prepared(schema, self._pattern, trial)
@@ -166,7 +166,7 @@ class Grammars:
         return Grammar(LLMatcher(self._vocabulary, text, log_level=0, limits=limits), self._words)
 
     def _tried(self, grammar: Grammar, fault: str, walks: int, trial: Trial, width: int) -> Grammar:
-        """The grammar, if none of so many walks through it comes to where no token may follow."""
+        """Return the grammar if none of `walks` random texts gets stuck where no token may follow."""
         for seed in range(walks):
             try:
                 text, _, why = self.walk(grammar.matcher(), seed, trial, width)
@@ -178,7 +178,7 @@ class Grammars:
         return grammar
 
     def walk(self, matcher: GrammarMatcher, seed: int, trial: Trial, width: int = 0) -> tuple[str, bool, str]:
-        """Random text that `matcher` allows, the same for a seed: (text, whether it has ended, why it could not).
+        """Write random text that `matcher` allows, the same for a seed: (text, whether it has ended, why it got stuck).
 
         width: parser items at the widest place of its schema. Raises TooCostly and CancelledError.
         """
@@ -196,7 +196,7 @@ class Grammars:
         return self._vocabulary.decode_str(tokens), ended, matcher.error
 
     def _choice(self, words: NDArray[np.uint32], rng: random.Random) -> int:
-        """A token that is allowed, of a character if there is one, and rather one that closes something."""
+        """Choose an allowed token, of one character if possible, preferably one that closes something."""
         closers = _of(words, self._closers) if rng.random() < CLOSING else _NONE
         chosen = closers if len(closers) else _of(words, self._characters)
         if not len(chosen):
@@ -204,7 +204,7 @@ class Grammars:
         return int(chosen[rng.randrange(len(chosen))])
 
     def steps(self, words: NDArray[np.uint32]) -> int:
-        """Of a mask. Where it allows what any text does, llguidance takes these tokens at once; others one by one."""
+        """Return the steps of a mask. llguidance allows tokens of any text at once, and checks others one by one."""
         if np.bitwise_count(self._text & ~words).sum() * 16 <= np.bitwise_count(self._text).sum():
             return 1
         return 1 + int(np.bitwise_count(words).sum()) // STEP_TOKENS
@@ -220,7 +220,7 @@ class Grammars:
         return matcher.allowed()
 
     def tokens(self, text: str) -> list[int]:
-        """Tokens that spell `text`."""
+        """Return tokens that spell `text`."""
         ids: list[int] = self._vocabulary.greedy_tokenize(text)
         return ids
 
@@ -231,13 +231,13 @@ class Grammars:
         return not matcher.error and len(_of(words, self._ends)) > 0
 
     def _single(self, characters: str) -> NDArray[np.int64]:
-        """Return those of `characters` that are a token each."""
+        """Return those of `characters` that are a single token."""
         spelled = map(self.tokens, characters)
         return np.array([ids[0] for ids in spelled if len(ids) == 1], np.int64)
 
 
 class TriedPattern:
-    """`schema.Pattern` by the grammar of its own strings."""
+    """`schema.Pattern`, computed with the grammar of the pattern's strings."""
 
     def __init__(self, grammars: Grammars, pattern: str, trial: Trial) -> None:
         from llguidance import LLMatcher
@@ -268,7 +268,7 @@ class TriedPattern:
 
 
 class CompiledGrammars:
-    """The grammars that one user has asked for, at most KEPT of them, the least recently used one forgotten first."""
+    """The compiled grammars of one user, at most KEPT; the least recently used one is forgotten first."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[tuple[str, bool], Grammar] = OrderedDict()
@@ -278,13 +278,13 @@ class CompiledGrammars:
 
     @property
     def bytes(self) -> int:
-        """Upper estimate of their memory, as measured: 0.1 to 0.8 MB each, and 100 bytes a character."""
+        """Upper estimate of their memory, as measured: 0.1 to 0.8 MB each, and 100 bytes per character."""
         return sum(GRAMMAR_BYTES + CHARACTER_BYTES * len(text) for text, _ in list(self._kept))
 
     def get(
         self, grammars: Grammars, text: str, tools: bool = False, cancelled: Callable[[], bool] = lambda: False
     ) -> Grammar:
-        """For the schema `text`, "" for any object, or with `tools` for those tools. Raises as `compile` does."""
+        """Return the grammar of the schema `text`, "": any object, or of `tools`. Raises as `compile` does."""
         key = text, tools
         grammar = self._kept.get(key)
         if grammar is None:
@@ -298,27 +298,27 @@ class CompiledGrammars:
 
 
 class Grammar:
-    """A compiled grammar. It is not changed by use, and every matcher of it stands alone."""
+    """A compiled grammar. Use does not change it, and its matchers are independent."""
 
     def __init__(self, start: LLMatcher, words: int) -> None:
         self._start, self._words = start, words
 
     def matcher(self) -> GrammarMatcher:
-        """At the beginning of an answer."""
+        """Return a matcher at the beginning of an answer."""
         return GrammarMatcher(self._start, self._words)
 
 
 class GrammarMatcher:
-    """`outrider_core.protocol.constraint.Matcher`. words: of a mask. One thread at a time.
+    """Implements `outrider_core.protocol.constraint.Matcher`. words: of a mask. One thread at a time.
 
-    It goes back by copies. llguidance's own rollback leaves traces: asked for a mask behind other tokens that spell the
-    same bytes, it gave that of the text before (1.9.1; tests/test_grammar.py).
+    It goes back by copies. llguidance's own rollback leaves traces: after other tokens that spell the same bytes, it
+    returned the mask of the text before (1.9.1; tests/test_grammar.py).
     """
 
     def __init__(self, start: LLMatcher, words: int) -> None:
         self._words = words
         self._now = start.deep_copy()
-        self._copies = [(0, start)]  # where it was, by tokens since the beginning: all on the way to where it is
+        self._copies = [(0, start)]  # earlier states, by tokens since the beginning, all on the way here
 
     @property
     def error(self) -> str:
@@ -328,7 +328,7 @@ class GrammarMatcher:
         return _line(self._now.get_error()) or "the answer has left its grammar"
 
     def allowed(self) -> NDArray[np.uint32]:
-        """See Matcher. Where the JSON is complete, the tokens that end an answer."""
+        """See Matcher. When the JSON is complete, the tokens that end an answer."""
         bits = np.zeros(self._words, np.uint32)
         if not self._now.is_error():
             self._now.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
@@ -357,13 +357,13 @@ class GrammarMatcher:
             for token in tokens[length:]:  # an end of text, too, which consume_tokens refuses
                 self._now.consume_token(token)
             self._copies.append((len(tokens), self._now.deep_copy()))
-            if len(self._copies) > COPIES:  # one whose neighbours are near
+            if len(self._copies) > COPIES:  # drop one with close neighbours
                 places = [length for length, _ in self._copies]
                 del self._copies[min(range(1, COPIES), key=lambda at: places[at + 1] - places[at - 1])]
 
 
 def check_grammars(eos_ids: Sequence[int]) -> None:
-    """Raise GrammarsUnavailable where `open_grammars` needs what is not there, without loading anything."""
+    """Raise GrammarsUnavailable if `open_grammars` would lack something, without loading anything."""
     if importlib.util.find_spec("llguidance") is None:
         raise GrammarsUnavailable(INSTALL)
     if not eos_ids:
@@ -371,7 +371,7 @@ def check_grammars(eos_ids: Sequence[int]) -> None:
 
 
 def open_grammars(tokenizer: Tokenizer, vocab_size: int, eos_ids: Sequence[int]) -> Grammars:
-    """For a model with this tokenizer, so many logits and these ids that end an answer.
+    """Open grammars for a model with this tokenizer, this number of logits and these ids that end an answer.
 
     It takes about 0.2 s, and 40 MB for a vocabulary of 50,000. Raises GrammarsUnavailable.
     """
@@ -384,15 +384,15 @@ def open_grammars(tokenizer: Tokenizer, vocab_size: int, eos_ids: Sequence[int])
         plain.no_padding()
         text = _with_plain_text(plain.to_str())
         vocabulary = LLTokenizer(text, vocab_size, list(eos_ids), LLTokenizer.json_slices())
-    except Exception as error:  # whatever a tokenizer of a kind that it does not know makes of it
+    except Exception as error:  # errors of a kind of tokenizer that llguidance does not know
         raise GrammarsUnavailable(f"llguidance does not take this tokenizer: {_line(str(error))}") from None
     return Grammars(vocabulary, vocab_size)
 
 
 def _with_plain_text(tokenizer: str) -> str:
-    """A tokenizer.json in which added tokens that are not special, such as `<tool_call>`, are text like any other.
+    """Return a tokenizer.json in which added tokens that are not special, such as `<tool_call>`, are ordinary text.
 
-    llguidance takes `<...>` for special, and no grammar's text for it.
+    llguidance takes `<...>` for special, and never for a grammar's text.
     """
     state = json.loads(tokenizer)
     vocabulary = state["model"]["vocab"]
@@ -411,6 +411,6 @@ def _of(words: NDArray[np.uint32], tokens: NDArray[np.int64]) -> NDArray[np.int6
 
 
 def _line(text: str) -> str:
-    """The lines of a message as one, without the parser's own remarks and the grammar around the fault."""
+    """Join the lines of a message, without the parser's own remarks and the grammar around the fault."""
     lines = [line.strip() for line in text.splitlines() if line.strip() and not _REMARK.search(line)]
     return " ".join(lines)[:300]

@@ -1,6 +1,6 @@
-"""The messages of a conversation, read in one place for the endpoints and the Python API.
+"""Read the messages of a conversation, for the endpoints and the Python API.
 
-They come as OpenAI has them, and leave in the one form that chat templates take.
+They arrive in OpenAI's form and are returned in the form of chat templates.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _KNOWN_AS = {"developer": "system"}
 
 
 class MessageFault(ValueError):
-    """A message cannot be taken. param: the field at fault, from "messages" on; code: a stable name for programs."""
+    """A message is invalid. param: the field at fault, from "messages" on; code: a stable name for programs."""
 
     def __init__(self, param: str, text: str, code: str | None = "invalid_value") -> None:
         super().__init__(text)
@@ -26,14 +26,14 @@ class MessageFault(ValueError):
 
 
 class ContentPart(Struct):
-    """One part of a message's content."""
+    """A part of a message's content."""
 
     type: str
     text: str | None = None
 
 
 class Called(Struct):
-    """A call of an assistant. arguments: an object, or its JSON text."""
+    """A function's name and arguments: an object, or its JSON text."""
 
     name: str
     arguments: str | dict[str, Any]
@@ -48,7 +48,7 @@ class ToolCall(Struct):
 
 
 class ChatMessage(Struct):
-    """One message of the conversation. tool_call_id, name: of the call that a message of role tool answers."""
+    """A message of the conversation. tool_call_id, name: of the call that a message of role tool answers."""
 
     role: str
     content: str | list[ContentPart] | None = None
@@ -76,7 +76,7 @@ def as_templates_take(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, A
 
 
 def _whole(message: dict[str, Any]) -> dict[str, Any]:
-    """The message with a mark in place of each half of a character, which is nothing that a tokenizer takes."""
+    """Return the message with half characters, which tokenizers reject, replaced by a mark."""
     text = ""
     try:
         text = json.dumps(message, ensure_ascii=False)
@@ -84,13 +84,13 @@ def _whole(message: dict[str, Any]) -> dict[str, Any]:
     except UnicodeEncodeError:
         whole: dict[str, Any] = json.loads(text.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))
         return whole
-    except (TypeError, ValueError, RecursionError):  # no JSON: it is the template's to refuse
+    except (TypeError, ValueError, RecursionError):  # not JSON: the template refuses it
         pass
     return message
 
 
 def _with_ids(message: Any) -> Any:
-    """Calls need ids only where results name them, which templates need not."""
+    """Return the message with an id for each call; only results that name calls need ids."""
     calls = message.get("tool_calls") if isinstance(message, Mapping) else None
     if not isinstance(calls, list | tuple):
         return message
@@ -98,7 +98,7 @@ def _with_ids(message: Any) -> Any:
 
 
 def check_message(message: ChatMessage, where: str) -> None:
-    """Raise MessageFault where a message by itself cannot be. where: its name."""
+    """Raise MessageFault if a message is invalid by itself. where: its name."""
     if message.function_call is not None or message.role == "function":
         field = "role" if message.role == "function" else "function_call"
         text = "functions are OpenAI's old form of tools; use tool_calls and role tool"
@@ -120,7 +120,7 @@ def check_message(message: ChatMessage, where: str) -> None:
 
 
 def taken_of(message: ChatMessage, where: str) -> dict[str, Any]:
-    """Return a checked message as chat templates take it."""
+    """Return a checked message in the form of chat templates."""
     taken: dict[str, Any] = {"role": _KNOWN_AS.get(message.role, message.role), "content": _content(message)}
     if message.tool_calls:
         taken["tool_calls"] = [
@@ -144,14 +144,14 @@ def _content(message: ChatMessage) -> str:
 
 
 def _arguments(call: ToolCall, where: str) -> dict[str, Any]:
-    """The arguments of a call, without halves of characters. Raises MessageFault on what is not a JSON object."""
+    """Return the arguments of a call, without half characters. Raises MessageFault if they are not a JSON object."""
     given = call.function.arguments
     if isinstance(given, dict):
         return given
     text = given or "{}"
     try:
         value = json.loads(text)
-        if "\\u" in text:  # half a character, as JSON can spell it, is nothing that a tokenizer takes
+        if "\\u" in text:  # JSON can spell half a character, which tokenizers reject
             pairs = json.dumps(value, ensure_ascii=False).encode("utf-16", "surrogatepass")
             value = json.loads(pairs.decode("utf-16", "replace"))
     except (ValueError, RecursionError):

@@ -1,8 +1,9 @@
-"""A JSON schema as the grammar library takes it: of the same meaning, or of a narrower one where the library errs.
+"""Rewrite a JSON schema for the grammar library, with the same meaning, or a narrower one where the library errs.
 
-llguidance lets pass what its formats and bounds should not, and takes some schemas of which it then writes no end
-(`docs/decisions/grammar-library.md` has the list). Such a schema is rewritten here or refused, with the keyword that is
-at fault, so that what is accepted can be served. Nothing here depends on a clock: every replica refuses the same ones.
+llguidance enforces some formats and bounds too loosely, and accepts some schemas whose text it can then never finish
+(`docs/decisions/grammar-library.md` has the list). Such a schema is rewritten here, or refused with the keyword at
+fault, so that every accepted schema can be served. Nothing here depends on a clock: every replica refuses the same
+ones.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from itertools import combinations
 from typing import Any, Protocol
 from urllib.parse import quote, unquote
 
-#: numbers are compared as float64, which tells no whole numbers beyond this apart
+#: numbers are compared as float64, which cannot distinguish all whole numbers beyond this
 EXACT = 2**53
-#: decimals of a number with an exclusive bound, at most
+#: most decimals of a number with an exclusive bound
 DECIMALS = 6
-#: parser items at a place in the text where all alternatives are open: 100 objects of 5 optional properties are 2,700
+#: most parser items where all alternatives are open: 100 objects of 5 optional properties are 2,700
 MAX_WIDTH = 3000
 NUMBERS = ("const", "enum", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 #: keywords that hold a schema, several of them, or several by name
@@ -36,7 +37,7 @@ _DATE = (
     f"|02-(?:0[1-9]|1[0-9]|2[0-8]))|{_LEAP_YEAR}-02-29)"
 )
 _TIME = r"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,9})?(?:Z|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
-#: formats that llguidance takes too widely -> what stands in their place: days that there are, no leap seconds
+#: formats that llguidance enforces too loosely -> patterns used instead: existing days, no leap seconds
 FORMATS: dict[str, dict[str, Any]] = {
     "date": {"pattern": f"^{_DATE}$"},
     "time": {"pattern": f"^{_TIME}$"},
@@ -48,13 +49,13 @@ FORMATS: dict[str, dict[str, Any]] = {
         "pattern": r"^[^@]{1,64}@(?:\[.*|[^.@]{1,63}(?:\.[^.@]{1,63})*)$",
     },
 }
-#: characters that the library leaves out of a text that it is to write
+#: characters that the library omits from a text that it must write
 _CONTROL = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]")
 _CLASS = re.compile(r"\[(?:\\.|[^\]\\])*\]", re.DOTALL)
 _ESCAPED_CONTROL = re.compile(
     r"(?<!\\)(?:\\\\)*\\(?:v|0|c[A-Za-z]|x(?:0[0-7bBeEfF]|1[0-9a-fA-F]|7[fF])|u00(?:0[0-7bBeEfF]|1[0-9a-fA-F]|7[fF]))"
 )
-#: keywords that ask for nothing -> with which values
+#: keywords without effect -> at which values
 _IDLE: dict[str, tuple[Any, ...]] = {
     "uniqueItems": (False,),
     "not": (False,),
@@ -66,15 +67,15 @@ _IDLE: dict[str, tuple[Any, ...]] = {
     "dependencies": ({},),
 }
 _COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
-#: parser items of an object beside four for each property that may come next, and what shows that a schema is of one
+#: parser items of an object beside four for each possible next property, and keywords that mark such a schema
 _OBJECT, _OBJECTS = 7, {"properties", "patternProperties", "additionalProperties", "items", "prefixItems"}
-#: rounds in which recursive definitions are looked at
+#: rounds in which recursive definitions are examined
 _ROUNDS = 64
-#: steps of trying the schemas of a request at most, of some 50 to 150 us each
+#: most steps of testing the schemas of a request, of some 50 to 150 us each
 STEPS = 16_384
-#: characters of a schema that a pattern of names gives to one of them, for one step
+#: characters of a schema matched against a pattern of names per step
 NAMED_CHARACTERS = 512
-#: parts of a schema that are looked at, pairs and the like, for one step
+#: parts of a schema, pairs and the like examined per step
 PARTS = 32
 
 
@@ -83,22 +84,22 @@ class SchemaFault(ValueError):
 
 
 class TooCostly(SchemaFault):
-    """The schemas of this request take too many steps to try, all together."""
+    """The schemas of this request together take too many steps to test."""
 
 
 class Trial:
-    """What trying the schemas of one request may take. It counts steps, so that every replica refuses the same ones.
+    """The budget for testing the schemas of one request. It counts steps, so that every replica refuses the same ones.
 
-    steps: taken so far. cancelled: whether the result is no longer wanted, looked at between walks.
+    steps: taken so far. cancelled: returns whether the result is no longer needed, asked between walks.
     """
 
     def __init__(self, cancelled: Callable[[], bool] = lambda: False) -> None:
         self.steps, self.cancelled = 0, cancelled
-        self.patterns = dict[str, Pattern]()  # tried so far
+        self.patterns = dict[str, Pattern]()  # tested so far
         self._parts = 0
 
     def step(self, steps: int = 1) -> None:
-        """Count what takes so many steps. Raises TooCostly."""
+        """Count steps. Raises TooCostly."""
         self.steps += steps
         if self.steps > STEPS:
             raise TooCostly(
@@ -106,33 +107,33 @@ class Trial:
             )
 
     def part(self) -> None:
-        """Count something small, of which PARTS are one step. Raises TooCostly."""
+        """Count something small; PARTS of them are one step. Raises TooCostly."""
         self._parts += 1
         if self._parts % PARTS == 0:
             self.step()
 
     def go_on(self) -> None:
-        """Before what takes some time. Raises CancelledError."""
+        """Call before lengthy work. Raises CancelledError."""
         if self.cancelled():
             raise CancelledError
 
 
 class Pattern(Protocol):
-    """A regular expression of a schema. Both raise SchemaFault where it cannot be served."""
+    """A regular expression of a schema. Both methods raise SchemaFault if it cannot be served."""
 
     def strings(self) -> list[str]:
-        """Some strings that have it; fewer, or none, where they are long."""
+        """Return some strings that match it; fewer, or none, if they are long."""
 
     def matches(self, text: str) -> bool:
-        """Return whether `text` has it."""
+        """Return whether `text` matches it."""
 
 
 def prepared(
     schema: dict[str, Any], pattern: Callable[[str, Trial], Pattern], trial: Trial
 ) -> tuple[dict[str, Any], int]:
-    """The schema for llguidance, and the parser items at its widest place.
+    """Return the schema for llguidance, and the parser items at its widest place.
 
-    Raises SchemaFault, CancelledError, or RecursionError where it is nested too deeply.
+    Raises SchemaFault, CancelledError, or RecursionError if it is nested too deeply.
     """
     _check_numbers(schema)
     shaped: dict[str, Any] = _Shaper(pattern, trial).shaped(schema)
@@ -144,7 +145,7 @@ def prepared(
 
 
 def pointed(root: dict[str, Any], reference: str) -> Any:
-    """Return what a reference within a schema leads to; None where it does not lead there by a path."""
+    """Return the part that a reference within a schema leads to; None if it is not a path that exists."""
     if reference == "#":
         return root
     if not reference.startswith("#/"):
@@ -162,13 +163,13 @@ def pointed(root: dict[str, Any], reference: str) -> Any:
 
 
 class _Shaper:
-    """Rewrites what the library takes too widely, keyword by keyword."""
+    """Rewrites what the library enforces too loosely, keyword by keyword."""
 
     def __init__(self, pattern: Callable[[str, Trial], Pattern], trial: Trial) -> None:
         self._make, self._trial = pattern, trial
 
     def shaped(self, schema: Any) -> Any:
-        """`schema` and all in it; what is none is left for the library to name."""
+        """Return `schema` rewritten with all its parts; invalid parts are left for the library to refuse."""
         if not isinstance(schema, dict):
             return schema
         self._trial.part()
@@ -212,21 +213,21 @@ class _Shaper:
             schema |= more
 
     def _check(self, pattern: str) -> None:
-        """Raise SchemaFault where no string of the pattern can be written."""
+        """Raise SchemaFault if no string of the pattern can be written."""
         outside = _CLASS.sub("", pattern)
         if _CONTROL.search(outside) or _ESCAPED_CONTROL.search(outside):
             raise SchemaFault(f"pattern {pattern!r} asks for a control character, which is not written here")
         self._pattern(pattern).strings()
 
     def _pattern(self, pattern: str) -> Pattern:
-        """Made once for a request."""
+        """Return the pattern, compiled once for a request."""
         if pattern not in self._trial.patterns:
             self._trial.go_on()
             self._trial.patterns[pattern] = self._make(pattern, self._trial)
         return self._trial.patterns[pattern]
 
     def _names(self, schema: dict[str, Any]) -> None:
-        """Patterns of names that only listed properties have: the library would begin another one and find no end."""
+        """Check patterns of names that only listed properties match: the library would begin one more and never end."""
         patterns, properties = schema["patternProperties"], schema.get("properties", {})
         required = schema.get("required", [])
         if not isinstance(patterns, dict) or not isinstance(properties, dict) or not isinstance(required, list):
@@ -249,7 +250,7 @@ class _Shaper:
 
 
 def _without_idle(schema: dict[str, Any]) -> dict[str, Any]:
-    """Without keywords that ask for nothing, some of which the library refuses."""
+    """Return the schema without keywords that have no effect, some of which the library refuses."""
     idle = {
         key
         for key, values in _IDLE.items()
@@ -265,15 +266,15 @@ def _without_idle(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _numbers(schema: dict[str, Any]) -> None:
-    """Exclusive bounds hold for the float64 that is read, too: decimals end where it tells them from the bound.
+    """Make exclusive bounds hold for the float64 that is read: decimals end where it differs from the bound.
 
-    The one that is nearer to 0 becomes inclusive: of two bounds with the same whole part the library lets it pass.
+    The bound nearer to 0 becomes inclusive: of two bounds with the same whole part the library lets it pass.
     """
     if schema.get("type") == "integer":
         return
     exclusive = dict[str, float]()
     for key, bound in (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")):
-        limit = schema.get(bound) if schema.get(key) is True else schema.get(key)  # as draft 4 has it
+        limit = schema.get(bound) if schema.get(key) is True else schema.get(key)  # the form of draft 4
         if isinstance(limit, int | float) and not isinstance(limit, bool):
             exclusive[key] = limit
     if not exclusive:
@@ -292,7 +293,7 @@ def _numbers(schema: dict[str, Any]) -> None:
 
 
 def _check_multiples(schema: Any, trial: Trial) -> None:
-    """Raise SchemaFault where the library's common multiple of two would not fit its 32 bits."""
+    """Raise SchemaFault if the library's common multiple of two would not fit its 32 bits."""
     keys, values = set[str](), set[float]()
     left = [schema]
     while left:
@@ -318,7 +319,7 @@ def _exponent(number: Decimal) -> int:
 
 
 def _counted(schema: dict[str, Any]) -> None:
-    """The library counts a name that it writes twice as two."""
+    """Refuse a minProperties that is not enforced: the library counts a name that it writes twice as two."""
     least, required = schema["minProperties"], schema.get("required", [])
     if not isinstance(least, int) or not isinstance(required, list):
         return
@@ -327,7 +328,7 @@ def _counted(schema: dict[str, Any]) -> None:
 
 
 def _check_numbers(schema: Any) -> None:
-    """Raise SchemaFault where it compares with a whole number that cannot be told from its neighbours."""
+    """Raise SchemaFault if it compares with a whole number that float64 cannot distinguish from its neighbours."""
     left: list[tuple[str, Any]] = [("", schema)]
     while left:
         name, value = left.pop()
@@ -354,17 +355,17 @@ def _check_text(key: str, value: Any) -> None:
 
 
 class _Shape:
-    """What of a schema shows before it is compiled: texts without an end, and too many alternatives at one place."""
+    """Checks a schema before it is compiled, for texts without an end and too many alternatives at one place."""
 
     def __init__(self, root: dict[str, Any], trial: Trial) -> None:
         self._root, self._trial = root, trial
         self._targets: dict[str, Any] = {}  # by reference
-        # by the target's identity: one that is spelled in many ways is looked at once
+        # by the target's identity: one that has many spellings is examined once
         self._ends: set[int] = set()
         self._widths: dict[int, tuple[int, int, int]] = {}
 
     def check(self) -> int:
-        """Parser items at the widest place. Raises SchemaFault."""
+        """Return the parser items at the widest place. Raises SchemaFault."""
         found = map(self._at, dict.fromkeys(_references(self._root)))
         places = {id(place): place for place in found if place is not None}
         for turn in range(_ROUNDS):
@@ -386,7 +387,7 @@ class _Shape:
         return width
 
     def finite(self, schema: Any) -> Any:
-        """`schema` with false in place of references that require themselves without an end."""
+        """Return `schema` with false in place of references that require themselves without an end."""
         if isinstance(schema, list):
             return [self.finite(each) for each in schema]
         if not isinstance(schema, dict):
@@ -407,12 +408,12 @@ class _Shape:
         return self._targets[reference]
 
     def _endless(self, schema: dict[str, Any]) -> bool:
-        """Return whether it refers to what has no end, as far as `self._ends` shows."""
+        """Return whether it refers to something without an end, according to `self._ends`."""
         there = self._at(schema.get("$ref"))
         return there is not None and id(there) not in self._ends
 
     def _finite(self, schema: Any) -> bool:
-        """Return whether some text obeys it, as far as references show, of which `self._ends` do."""
+        """Return whether some text obeys it, according to `self._ends` for references."""
         self._trial.part()
         if not isinstance(schema, dict):
             return True
@@ -431,7 +432,7 @@ class _Shape:
         return True
 
     def _width(self, schema: Any) -> tuple[int, int, int]:
-        """(alternatives, parser items where all of them are open, those of the widest place inside)."""
+        """Return (alternatives, parser items if all of them are open, those of the widest place inside)."""
         self._trial.part()
         if not isinstance(schema, dict):
             return 1, 0, 0
@@ -443,7 +444,7 @@ class _Shape:
         found = 1, _OBJECT + 4 * _longest_choice(schema) if schema.keys() & _OBJECTS else 0, inside
         if (there := self._at(schema.get("$ref"))) is not None:
             if id(there) not in self._widths:
-                self._widths[id(there)] = 1, 0, 0  # a recursive one adds no way
+                self._widths[id(there)] = 1, 0, 0  # a recursive one adds no alternative
                 self._widths[id(there)] = self._width(there)
             found = _both(found, self._widths[id(there)])
         for each in _listed(schema, "allOf"):
@@ -455,14 +456,14 @@ class _Shape:
 
 
 def _both(one: tuple[int, int, int], other: tuple[int, int, int]) -> tuple[int, int, int]:
-    """Of two schemas that a text obeys together: every alternative of one with each of the other."""
+    """Combine two schemas that a text obeys together: every alternative of one with each of the other."""
     ways = one[0] * other[0]
     width = other[0] * one[1] + one[0] * other[1] - (ways * _OBJECT if one[1] and other[1] else 0)
     return ways, width, other[0] * one[2] + one[0] * other[2]
 
 
 def _longest_choice(schema: dict[str, Any]) -> int:
-    """Properties that may come next at one place, at most."""
+    """Return the largest number of properties that may come next at one place."""
     properties, required = schema.get("properties"), _listed(schema, "required")
     run = longest = 0
     for name in properties if isinstance(properties, dict) else ():
@@ -477,7 +478,7 @@ def _listed(schema: dict[str, Any], key: str) -> list[Any]:
 
 
 def _references(schema: Any) -> Iterator[str]:
-    """Every `$ref` in it."""
+    """Yield every `$ref` in it."""
     if isinstance(schema, list):
         for each in schema:
             yield from _references(each)

@@ -30,17 +30,17 @@ from outrider_core.chat.tools import (
 
 #: tokens that templates know by name
 TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-#: characters of byte-level vocabularies -> the bytes for which they stand
+#: characters of byte-level vocabularies -> their bytes
 _SHOWN = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
 _HIDDEN = [byte for byte in range(256) if byte not in _SHOWN]
 BYTES = {chr(byte): byte for byte in _SHOWN} | {chr(256 + index): byte for index, byte in enumerate(_HIDDEN)}
 
 
 class ChatTokenizer:
-    """template: the chat template, "" for none. special_tokens: what templates call them -> their text.
+    """A tokenizer with its chat template, "" for none. special_tokens: names in templates -> their text.
 
-    It gives the token ids of transformers' `apply_chat_template`, except that content is text: what looks like a
-    special token in it is none (see `ChatBoundary`).
+    It returns the token ids of transformers' `apply_chat_template`, except that content is text: what looks like a
+    special token in it is not one (see `ChatBoundary`).
     """
 
     def __init__(self, tokenizer: Tokenizer, template: str, special_tokens: Mapping[str, str]) -> None:
@@ -48,26 +48,26 @@ class ChatTokenizer:
 
     @cached_property
     def special_ids(self) -> frozenset[int]:
-        """Ids of tokens that leave no text."""
+        """Ids of tokens without text."""
         added = self.tokenizer.get_added_tokens_decoder()
         return frozenset(number for number, token in added.items() if token.special)
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of text, with nothing added around it."""
+        """Return token ids of text, with nothing added around it."""
         ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False).ids
         return ids
 
     def encode_prompt(self, text: str) -> list[int]:
-        """Token ids of text that begins a sequence, with what the tokenizer adds to such."""
+        """Return token ids of text that begins a sequence, with the tokens that the tokenizer adds there."""
         ids: list[int] = self.tokenizer.encode(text).ids
         return ids
 
     def encode_chat(self, messages: Messages, tools: Sequence[dict[str, Any]] = ()) -> list[int]:
-        """Token ids of a conversation up to where the assistant's next turn begins.
+        """Return token ids of a conversation up to where the assistant's next turn begins.
 
-        messages, tools: as OpenAI has them; see `outrider_core.chat.messages`. The template writes calls and tools if
-        it does so in the form of `chat.tool_grammar`; else they are written as `outrider_core.chat.tools` says.
-        Raises MessageFault on a message that cannot be one, jinja2.TemplateError where the template refuses.
+        messages, tools: in OpenAI's form; see `outrider_core.chat.messages`. The template writes calls and tools if it
+        does so in the form of `chat.tool_grammar`; otherwise `outrider_core.chat.tools` does. Raises MessageFault on an
+        invalid message, jinja2.TemplateError if the template refuses.
         """
         messages = as_templates_take(messages)
         used = uses_tools(messages, tools)
@@ -77,7 +77,7 @@ class ChatTokenizer:
             messages, tools = plain_messages(messages, tools, self._takes_results), ()
         if not tools:
             return self._boundary.encode(messages, self._rendered)
-        # the functions travel as the content of a message, so that their text cannot become a turn either
+        # the functions are passed as the content of a message, so that their text cannot become a turn either
         carried = {"role": "tools", "content": list(tools)}
         return self._boundary.encode([*messages, carried], lambda all_: self._rendered(all_[:-1], all_[-1]["content"]))
 
@@ -92,14 +92,14 @@ class ChatTokenizer:
         return ""
 
     def decode(self, ids: list[int]) -> str:
-        """Text of token ids, special tokens left out."""
+        """Return the text of token ids, without special tokens."""
         text: str = self.tokenizer.decode(ids, skip_special_tokens=True)
         return text
 
     def spelling(self, token: int) -> tuple[str, bytes]:
-        """A token by itself: its text, and its UTF-8 bytes where the vocabulary shows them, else those of the text.
+        """Return a token's own text and UTF-8 bytes: those in the vocabulary if it shows them, else those of the text.
 
-        Bytes that are not a character have a text of their own, such as `\\xe2`.
+        Bytes that are not a character have a text like `\\xe2`.
         """
         piece = self.tokenizer.id_to_token(token) or ""
         if token in self.special_ids or token in self.tokenizer.get_added_tokens_decoder():
@@ -128,7 +128,7 @@ class ChatTokenizer:
             )
         except (jinja2.TemplateError, RecursionError):
             raise
-        except Exception as error:  # templates raise what they like
+        except Exception as error:  # templates raise any exception
             raise jinja2.TemplateError(f"{type(error).__name__}: {error}") from None
         return text
 
@@ -156,7 +156,7 @@ class ChatTokenizer:
 
 
 def open_chat_tokenizer(folder: Path) -> ChatTokenizer:
-    """The tokenizer in a model folder. Raises OSError or ValueError where its files do not load."""
+    """Open the tokenizer in a model folder. Raises OSError or ValueError if its files do not load."""
     try:
         tokenizer = _parsed((folder / "tokenizer.json").read_bytes())
     except OSError:
@@ -176,7 +176,7 @@ def open_chat_tokenizer(folder: Path) -> ChatTokenizer:
 
 @lru_cache(maxsize=1)
 def _parsed(content: bytes) -> Tokenizer:
-    """One for both ends of a process that runs device and verifier."""
+    """Parse a tokenizer, once for both ends of a process that runs device and verifier."""
     tokenizer = Tokenizer.from_buffer(content)
     tokenizer.no_truncation()
     tokenizer.no_padding()
@@ -184,20 +184,20 @@ def _parsed(content: bytes) -> Tokenizer:
 
 
 def chat_tokenizer_of(tokenizer: Any) -> ChatTokenizer:
-    """The same of a fast tokenizer of transformers."""
+    """Return the same for a fast tokenizer of transformers."""
     special = {name: str(text) for name, text in tokenizer.special_tokens_map.items() if name in TOKEN_NAMES}
     return ChatTokenizer(tokenizer.backend_tokenizer, tokenizer.chat_template or "", special)
 
 
 def token_text(token: Any) -> str:
-    """A special token stands in tokenizer_config.json as a string or as {"content": ...}; "" where there is none."""
+    """Return a special token of tokenizer_config.json, which is a string or {"content": ...}; "" if there is none."""
     if isinstance(token, dict):
         token = token.get("content")
     return token if isinstance(token, str) else ""
 
 
 def read_template(folder: Path, settings: Mapping[str, Any]) -> str:
-    """chat_template.jinja, or what an older folder has in tokenizer_config.json: one template or several with names."""
+    """Read chat_template.jinja, or from tokenizer_config.json of an older folder one template or several with names."""
     path = folder / "chat_template.jinja"
     if path.is_file():
         try:
@@ -212,7 +212,7 @@ def read_template(folder: Path, settings: Mapping[str, Any]) -> str:
 
 
 def chat_environment() -> ImmutableSandboxedEnvironment:
-    """Where chat templates are compiled: the names, filters and tags that transformers gives them, in a sandbox."""
+    """Return the sandbox where chat templates are compiled, with transformers' names, filters and tags."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
     )
@@ -237,7 +237,7 @@ class _GenerationTag(Extension):  # type: ignore[misc]
 
 
 def _to_json(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
-    """jinja2's own filter would escape what means something in HTML."""
+    """Write JSON; jinja2's own filter would escape characters that HTML reserves."""
     return json.dumps(value, ensure_ascii=ensure_ascii, **options)
 
 

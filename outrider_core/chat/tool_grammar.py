@@ -1,13 +1,13 @@
 """The form in which a model calls functions, and its grammar: text, or calls whose arguments obey their schemas.
 
-A call is what Hermes and Qwen models write, to the letter:
+A call is written exactly as Hermes and Qwen models do:
 
-    <tool_call>
-    {"name": "NAME", "arguments": {...}}
-    </tool_call>
+<tool_call>
+{"name": "NAME", "arguments": {...}}
+</tool_call>
 
-Several stand on lines of their own. Text before them is free but for the tag itself; nothing stands behind them. No raw
-newline stands in JSON text, so `}` and the closing tag on a line of its own end a call wherever they are found.
+Several follow each other on lines of their own. Text before them is free except for the tag itself; nothing follows
+them. JSON text has no raw newline, so `}` and the closing tag on a line of its own always end a call.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ import msgspec
 from msgspec import Meta, Struct
 
 TAG, END_TAG = "<tool_call>", "</tool_call>"
-#: how a call ends, whatever its JSON holds: no raw newline stands in that
+#: the end of a call, whatever its JSON holds, as that has no raw newline
 CALL_END = "}\n" + END_TAG
 MAX_TOOLS = 128
-#: calls of one answer
+#: most calls of one answer
 MAX_CALLS = 16
 NAME = r"[A-Za-z0-9_-]{1,64}"
 
@@ -36,7 +36,7 @@ class ToolFunction(Struct, frozen=True, array_like=True):
 
 
 class ToolRules(Struct, frozen=True, array_like=True):
-    """Calls that an answer may make. required: it must call and writes nothing else. parallel: also more than once.
+    """Calls that an answer may make. required: it must call and writes nothing else. parallel: more than once.
 
     text: JSON schema that an answer without calls obeys; None: any text.
     """
@@ -47,12 +47,15 @@ class ToolRules(Struct, frozen=True, array_like=True):
     text: dict[str, Any] | None = None
 
     def as_text(self) -> str:
-        """The text that `read_tools` takes. Raises TypeError, ValueError or RecursionError on what JSON cannot hold."""
+        """Return the text that `read_tools` takes.
+
+        Raises TypeError, ValueError or RecursionError on values not in JSON.
+        """
         return msgspec.json.encode(self).decode()
 
 
 def read_tools(text: str) -> ToolRules:
-    """Raises ValueError, msgspec.ValidationError among them, on anything else than `as_text` writes."""
+    """Read the text of `as_text`. Raises ValueError, msgspec.ValidationError among them, on anything else."""
     rules = msgspec.json.decode(text, type=ToolRules)
     if any(not re.fullmatch(NAME, each.name) for each in rules.functions):  # `$` of a pattern lets a newline pass
         raise ValueError(f"a function's name must match {NAME}")
@@ -65,7 +68,7 @@ def read_tools(text: str) -> ToolRules:
 
 
 def lark_of(rules: ToolRules, options: dict[str, Any]) -> str:
-    """The grammar in llguidance's dialect of Lark. options: of JSON, as its `x-guidance` has them."""
+    """Return the grammar in llguidance's dialect of Lark. options: of JSON, as its `x-guidance` has them."""
     calls = " | ".join(f"call_{index}" for index in range(len(rules.functions)))
     more = f" (AGAIN call){{0,{MAX_CALLS - 1}}}" if rules.parallel else ""
     lines = ["%llguidance {}"]
@@ -74,7 +77,7 @@ def lark_of(rules: ToolRules, options: dict[str, Any]) -> str:
     elif rules.text is not None:
         lines += [f'start: text | "{TAG}" call{more}', f"text: {_json(rules.text, options)}"]
     else:
-        # as long as no tag stands there both go on; the lazy one ends with the first tag
+        # before a tag both alternatives continue; the lazy one ends with the first tag
         lines += [f"start: TEXT | tagged call{more}", f"tagged[lazy]: /(?s:.*){TAG}/"]
         lines += [f"TEXT: /(?s:.*)/ & ~/(?s:.*){TAG}(?s:.*)/"]
     lines += [f'call: "\\n{{\\"name\\": \\"" ({calls}) "}}\\n{END_TAG}"']
@@ -86,12 +89,12 @@ def lark_of(rules: ToolRules, options: dict[str, Any]) -> str:
 
 
 def ends_with_call(text: str) -> bool:
-    """Return whether an answer under such a grammar has called functions, and all of its calls are whole."""
+    """Return whether an answer under such a grammar has called functions, all of them completely."""
     return text.endswith(CALL_END)
 
 
 def call_text(name: str, arguments: Any) -> str:
-    """A call as models write it."""
+    """Return a call in the form of models."""
     return f"{TAG}\n{json.dumps({'name': name, 'arguments': arguments}, ensure_ascii=False)}\n{END_TAG}"
 
 

@@ -1,9 +1,9 @@
-"""Conversations with tools for chat templates that do not write them: the same in plain turns, in a form of our own.
+"""Write conversations with tools for chat templates that cannot, in plain turns and a form of our own.
 
-The functions are described at the end of the system's turn, calls stand in the assistant's turns as models write them
-(`outrider_core.chat.tool_grammar`), and a result is a turn of role `tool`. Where the template has no such turns it is a
-user's turn that holds nothing but `<tool_response>`: then other content may not hold that tag, and JSON that
-escapes it encloses the result.
+The functions are described at the end of the system's turn, calls are in the assistant's turns as models write them
+(`outrider_core.chat.tool_grammar`), and a result is a turn of role `tool`. If the template has no such turns, it is a
+user's turn of `<tool_response>` alone: then other content must not hold that tag, and the result is JSON that escapes
+it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ To call one, write exactly this, once for each call:
 RESULT_TAG = "<tool_response>"
 RESPONSE = RESULT_TAG + "\n{}\n</tool_response>"
 _TAG = re.compile(r"<(/?\s*tool_response)", re.IGNORECASE)
-#: what a template is tried with
+#: a conversation to test a template with
 _PROBE = {"type": "function", "function": {"name": "probe_f", "description": "probe_d", "parameters": {}}}
 _CALL = {"id": "probe_id", "type": "function", "function": {"name": "probe_f", "arguments": {"probe_a": 1}}}
 _TRIED: list[dict[str, Any]] = [
@@ -44,7 +44,7 @@ Render = Callable[[Messages, Sequence[dict[str, Any]]], str]
 
 
 def uses_tools(messages: Messages, tools: Sequence[Any]) -> bool:
-    """Return whether there is anything of tools to write."""
+    """Return whether there are tools, calls or results to write."""
     return bool(tools) or any(each["role"] == "tool" or each.get("tool_calls") for each in messages)
 
 
@@ -52,7 +52,7 @@ def writes_tools(render: Render) -> bool:
     """Return whether a template writes functions, results, and calls in the form that answers have here."""
     try:
         text = render(_TRIED, [_PROBE])
-    except Exception:  # templates raise what they like
+    except Exception:  # templates raise any exception
         return False
     shown = text.partition("probe_u")[0]
     return "probe_d" in shown and "probe_r" in text and _FORM.search(text) is not None
@@ -74,7 +74,7 @@ def takes_results(render: Render) -> bool:
 
 
 def without_results(messages: Messages) -> list[dict[str, Any]]:
-    """For templates that write results as text into a user's turn: no content holds the tag around them."""
+    """Break the tag of results in all content, for templates that write results as text into a user's turn."""
     return [
         {**each, "content": _TAG.sub(r"&lt;\1", each["content"])}
         if each["role"] != "assistant" and isinstance(each.get("content"), str)
@@ -84,7 +84,7 @@ def without_results(messages: Messages) -> list[dict[str, Any]]:
 
 
 def plain_messages(messages: Messages, tools: Sequence[dict[str, Any]], results: bool) -> list[dict[str, Any]]:
-    """The conversation with content alone. results: turns of role `tool` may stand in it."""
+    """Return the conversation with content alone. results: it may hold turns of role `tool`."""
     plain = list[dict[str, Any]]()
     previous = ""
     for message in messages:

@@ -20,7 +20,7 @@ from outrider_core.protocol.rows import NO_ROWS, RowShape
 
 FORMAT_VERSION = 2
 MANIFEST = "manifest.json"
-#: of a bundle's understudy, which may be fetched later than the bundle
+#: folder of a bundle's understudy, which may be fetched later than the bundle
 UNDERSTUDY_FOLDER = "understudy"
 
 #: the server half, for a verifier; the manifest does not list it, so an app may leave it out
@@ -40,7 +40,7 @@ class FileEntry(Struct):
 
 
 class Bounds(Struct, kw_only=True):
-    """How closely an engine file must agree with the eager model, or `export check` fails (shares of 1)."""
+    """How closely an engine file must agree with the eager model for `export check` to pass (shares of 1)."""
 
     top1_agreement: float
     top4_agreement: float
@@ -48,11 +48,11 @@ class Bounds(Struct, kw_only=True):
 
 
 class EngineEntry(Struct, kw_only=True):
-    """One exported device half.
+    """An exported device half.
 
-    quant: "fp32", "fp16", "int8" or "int4" (linears); embedding_bits: 32, 16, 8 or 4. step_bytes: weights one
-    draft step reads (linears and LM head). max_width: tokens of one step at most. data: the file beside `file` with
-    its weights, if they stand apart.
+    quant: "fp32", "fp16", "int8" or "int4" (linears); embedding_bits: 32, 16, 8 or 4. step_bytes: weights that one
+    draft step reads (linears and LM head). max_width: most tokens of one step. data: the file beside `file` with its
+    weights, if they are separate.
     """
 
     file: str
@@ -65,11 +65,11 @@ class EngineEntry(Struct, kw_only=True):
 
 
 class UnderstudyEntry(Struct, kw_only=True):
-    """A complete model in a folder of its own, which may come later than the bundle, or never.
+    """A complete model in its own folder, which may arrive later than the bundle, or never.
 
     format: "onnx", a target bundle (`outrider_core.targets.bundle`). bits: of its linear layers. bytes: of all its
     files. source_hash: identity of the model it was made from. manifest_sha256: of its manifest, which has the hashes
-    of its other files. barred: ids that mean something to this model alone, and that it must not write.
+    of its other files. barred: ids with a meaning only to this model, which it must not write.
     """
 
     folder: str
@@ -85,10 +85,10 @@ class UnderstudyEntry(Struct, kw_only=True):
 class Manifest(Struct, kw_only=True):
     """manifest.json. Widths in values; hashes as outrider_core.models.target and outrider_core.models.moa define them.
 
-    tokenizer_hash: sha256 of tokenizer.json. null_row_file: float32 [2 (K, V), ca_kv_heads, head_dim], the row
-    that cross-attention always sees, or null for a drafter without one. confidence_temperature: see MoAConfig.
-    versions: what wrote the bundle. engines: of the drafter; none: the bundle has no drafter, and the fields with the
-    defaults 0, "" and null, which describe it, have these. Its understudy drafts then.
+    tokenizer_hash: sha256 of tokenizer.json. null_row_file: float32 [2 (K, V), ca_kv_heads, head_dim], the row that
+    cross-attention always sees, or null for a drafter without one. confidence_temperature: see MoAConfig. versions: of
+    the software that wrote the bundle. engines: of the drafter; if there are none, the bundle has no drafter, the
+    fields that describe one have the defaults 0, "" and null, and the understudy drafts.
     """
 
     format_version: int
@@ -105,7 +105,7 @@ class Manifest(Struct, kw_only=True):
     draft_vocab_size: Natural = 0
     draft_ids_file: str | None = None
     null_row_file: str | None = None
-    confidence_temperature: Annotated[float, Meta(ge=0.05, le=20)] = 1.0  # a drafter's own range
+    confidence_temperature: Annotated[float, Meta(ge=0.05, le=20)] = 1.0  # the range that a drafter may have
     tokenizer_hash: str
     versions: dict[str, str]
     engines: dict[str, EngineEntry]
@@ -119,7 +119,7 @@ class Manifest(Struct, kw_only=True):
 
 @dataclass(frozen=True)
 class SentenceEnds:
-    """The tokens that end a sentence or a line. Each is decoded when it is asked for: a vocabulary would take long."""
+    """Tests whether a token ends a sentence or a line. Each is decoded on demand: a vocabulary would take long."""
 
     tokenizer: Tokenizer
 
@@ -154,7 +154,7 @@ class Bundle:
 
     @property
     def has_understudy(self) -> bool:
-        """An understudy that runs here is there. Nothing of it has been checked."""
+        """Whether there is an understudy that runs here. Nothing of it has been checked."""
         entry = self.manifest.understudy
         return entry is not None and entry.format == "onnx" and (self.folder / entry.folder / MANIFEST).is_file()
 
@@ -167,16 +167,16 @@ class Bundle:
         return self.folder / name
 
     def decode(self, ids: list[int]) -> str:
-        """Text of token ids, special tokens left out."""
+        """Return the text of token ids, without special tokens."""
         text: str = self.tokenizer.decode(ids, skip_special_tokens=True)
         return text
 
     def render_chat(self, messages: list[dict[str, Any]], tools: Sequence[dict[str, Any]] = ()) -> list[int]:
-        """Token ids of a conversation (`role`, `content`) up to where the assistant's next turn begins.
+        """Return token ids of a conversation (`role`, `content`) up to where the assistant's next turn begins.
 
         tools, `tool_calls` of assistants and role `tool`: see `ChatTokenizer.encode_chat`. Content is text: what looks
-        like a special token in it is not one. Raises ValueError on a role that is not a plain
-        name, BundleError where the template fails.
+        like a special token in it is not one. Raises ValueError on a role that is not a plain name, BundleError if the
+        template fails.
         """
         try:
             return self.chat.encode_chat(messages, tools)
@@ -249,7 +249,7 @@ def _read_manifest(folder: Path) -> Manifest:
 
 
 def _check_name(folder: Path, name: str) -> None:
-    """A manifest names what lies beside it, and nothing elsewhere."""
+    """Raise BundleError if the manifest names a file outside its folder."""
     if name in ("", "..") or Path(name).name != name:
         raise BundleError(f"{folder}/{MANIFEST} names {name!r}, which is not a plain file name")
 

@@ -1,4 +1,4 @@
-"""What may follow a node of a tree, ranked: the drafter's distribution, lookup's guess and the noise of the draw."""
+"""Rank possible children of a tree's nodes: the drafter's distribution, lookup's guess and the noise of the draw."""
 
 from __future__ import annotations
 
@@ -13,18 +13,17 @@ from outrider_core.drafting.lookup import SUREST, Guess
 from outrider_core.protocol.noise import gumbel_noise_at
 from outrider_core.protocol.sampling import Sampling
 
-#: children known of an expanded node: at least the first number, and up to the second while a verdict is likely enough
-#: to end there
+#: children kept of an expanded node: at least the first number, up to the second if a verdict is likely to end there
 LEAST_CHILDREN, CHILDREN = 16, 64
 LIKELY_CHILD = float(np.log(0.002))
-#: likeliest tokens behind a node that noise may bring forward; less likely ones are left out
+#: likeliest tokens of a node that noise may reorder; less likely ones are left out
 CANDIDATES = 512
 
 
 class Children(NamedTuple):
-    """The best children of a node, best first, and their log-probabilities among its candidates, the noise known.
+    """The best children of a node, best first, and their log-probabilities among its candidates, given the noise.
 
-    likeliest: the token that comes first before noise is added.
+    likeliest: the first token before noise is added.
     """
 
     tokens: list[int]
@@ -33,9 +32,9 @@ class Children(NamedTuple):
 
 
 class Candidates:
-    """Of a drafter that knows the tokens `draft_ids` [draft_vocab].
+    """Ranks for a drafter that knows the tokens `draft_ids` [draft_vocab].
 
-    confidence_temperature: what its logits are divided by where decoding is greedy.
+    confidence_temperature: divisor of its logits in greedy decoding.
     """
 
     def __init__(self, draft_ids: NDArray[np.int64], confidence_temperature: float) -> None:
@@ -45,11 +44,11 @@ class Candidates:
         self.columns[draft_ids] = np.arange(len(draft_ids))
 
     def temperature(self, sampling: Sampling) -> float:
-        """The divisor of logits; for greedy decoding it makes probabilities say how often a token is chosen."""
+        """Return the divisor of logits; for greedy decoding, probabilities then tell how often a token is chosen."""
         return self._confidence_temperature if sampling.greedy else sampling.temperature
 
     def log_q(self, logits: NDArray[np.floating], sampling: Sampling) -> NDArray[np.float64]:
-        """Log-probabilities [..., draft_vocab] of logits of that shape."""
+        """Return log-probabilities [..., draft_vocab] of logits of that shape."""
         x = logits.astype(np.float64) / self.temperature(sampling)
         x -= x.max(-1, keepdims=True)
         x -= np.log(np.exp(x).sum(-1, keepdims=True))
@@ -58,9 +57,9 @@ class Candidates:
     def best(
         self, logits: Floats, guesses: Sequence[Guess | None], positions: Sequence[int], sampling: Sampling
     ) -> list[Children]:
-        """The best children of each node: logits [nodes, draft_vocab], what lookup guesses, and where they will stand.
+        """Return the best children of each node, from logits [nodes, draft_vocab], lookup's guesses and positions.
 
-        Tokens of logit -inf are none of them.
+        Tokens of logit -inf are left out.
         """
         ids, scores = self._ranked(guesses, logits, sampling)
         likeliest = ids[np.arange(len(ids)), scores.argmax(1)]
@@ -70,7 +69,7 @@ class Candidates:
             scores -= _log_sum_exp(scores)
         best = np.argsort(-scores, axis=1, kind="stable")[:, : min(CHILDREN, len(self._draft_ids))]
         ids, scores = np.take_along_axis(ids, best, 1), np.take_along_axis(scores, best, 1)
-        scores = np.minimum(scores, 0.0)  # what is sure may be rounded to more than that
+        scores = np.minimum(scores, 0.0)  # rounding may raise a certain token above that
         counts = np.maximum(LEAST_CHILDREN, np.count_nonzero(scores > LIKELY_CHILD, axis=1))
         counts = np.minimum(counts, np.count_nonzero(scores > -np.inf, axis=1))
         return [
@@ -81,18 +80,18 @@ class Candidates:
     def _ranked(
         self, guesses: Sequence[Guess | None], logits: Floats, sampling: Sampling
     ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Token ids and log-probabilities [nodes, candidates] of the likeliest tokens, guesses mixed in.
+        """Return token ids and log-probabilities [nodes, candidates] of the likeliest tokens, guesses included.
 
-        A guess gets the probability that `Guess.probability` says, the drafter's other tokens the rest. The last column
-        is for guesses that are not candidates of the drafter, at probability 0 where there is none. Only candidates go
-        through float64.
+        A guess gets the probability of `Guess.probability`, the drafter's other tokens share the rest. The last column
+        is for guesses that are not candidates of the drafter, at probability 0 if there is none. Only candidates are
+        converted to float64.
         """
         x = logits / np.float32(self.temperature(sampling))
         total = _log_sum_exp(x)
         vocab = x.shape[1]
         count = min(CHILDREN if sampling.greedy else CANDIDATES, vocab)
         columns = np.argpartition(x, vocab - count, axis=1)[:, vocab - count :]
-        columns.sort(axis=1)  # so that equals keep the order of the vocabulary
+        columns.sort(axis=1)  # ties keep the order of the vocabulary
         log_q = np.take_along_axis(x, columns, 1) - total
         ids = self._draft_ids[columns]
         if not any(guesses):
@@ -113,7 +112,7 @@ class Candidates:
 
 
 def _log_sum_exp(x: NDArray[np.floating]) -> NDArray[np.float64]:
-    """[rows, 1] of x [rows, n]; 0 for a row of nothing but -inf."""
+    """Return [rows, 1] of x [rows, n]; 0 for a row of -inf alone."""
     high = x.max(-1, keepdims=True)
     high = np.where(high > -np.inf, high, x.dtype.type(0))
     sums: NDArray[np.float64] = np.exp(x - high).sum(-1, keepdims=True, dtype=np.float64)

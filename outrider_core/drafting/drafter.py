@@ -1,15 +1,15 @@
 """Grow draft trees, and write single tokens when the link is down.
 
-A tree grows in batches: the likeliest nodes that are not expanded yet are run together, until no node can join the
-best ones any more (docs/design.md). With sampling, candidates are ranked by log q + g with the verifier's own noise g,
-so the target's draw is likely to be among them. Ranking can only cost speed: what is emitted is the target's draw.
-Lookup in this text and in earlier ones (outrider_core.drafting.lookup) is mixed into q. Under an answer's constraint q
-is of what that allows, and what its grammar forces hangs in the tree without a step of the engine
-(outrider_core.drafting.guide). Rows that a step has to spare take what probably comes next, so that many levels need no
-step of their own (outrider_core.drafting.spare_rows).
+A tree grows in batches: the likeliest unexpanded nodes are run together, until no node can join the best ones any more
+(docs/design.md). With sampling, candidates are ranked by log q + g with the verifier's own noise g, so the target's
+draw is likely to be among them. Ranking can only cost speed: the output is the target's draw. Guesses from this text
+and earlier ones (outrider_core.drafting.lookup) are mixed into q. Under an answer's constraint, q covers the allowed
+tokens alone, and tokens that its grammar forces join the tree without a step of the engine
+(outrider_core.drafting.guide). Spare rows of a step run likely continuations, so that many levels need no step of their
+own (outrider_core.drafting.spare_rows).
 
-A tree outlives the verdict on it. Where the text went on along an expanded path, that path's cache rows become the
-text's, and what hangs below it is the next tree already: so growing on while the verdict is awaited drafts ahead.
+A tree outlives its verdict. If the text continued along an expanded path, that path's cache rows become the text's, and
+the nodes below it are the next tree already: growing on while the verdict is awaited is drafting ahead.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ from outrider_core.protocol.tree import MAX_NODES, ROOT, TokenTree
 TREE_ROWS = 512
 #: nodes less likely than this are not expanded ahead of a verdict
 AHEAD_FLOOR = float(np.log(0.0005))
-#: tokens the engine takes in one step at most: breadth of a tree, chunk of a prompt (export writes for this many)
+#: most tokens in one step of the engine: breadth of a tree, chunk of a prompt (export writes for this many)
 MAX_WIDTH = 64
-#: times as deep may a tree grow where a grammar forces long runs
+#: factor on the depth of a tree if a grammar forces long runs
 FORCED_DEPTH = 4
 #: tokens of a prompt fed in one step: as fast as more, and attention's temporaries stay small
 PROMPT_CHUNK = 32
@@ -52,10 +52,10 @@ PROMPT_CHUNK = 32
 
 @dataclass(frozen=True)
 class TreeShape:
-    """nodes: size of the tree sent; depth: levels drafted; breadth: nodes expanded in one step, at most.
+    """nodes: size of the tree sent; depth: levels drafted; breadth: most nodes expanded in one step.
 
     gain: accepted tokens that one more step must promise, and each of its nodes a share of them
-    (`Growth.worth_expanding`); 0 drafts on to the likeliest nodes of all.
+    (`Growth.worth_expanding`); 0 drafts until the tree holds the likeliest nodes of all.
     """
 
     nodes: int = 32
@@ -74,9 +74,9 @@ class TreeShape:
 
 @dataclass(frozen=True)
 class Draft:
-    """A tree, its nodes' log path probabilities, and what it took.
+    """A tree, the log probabilities of its nodes' paths, and its cost.
 
-    steps: engine steps since it was asked for. ahead: its root had been expanded ahead, with `kept` nodes below it.
+    steps: engine steps since it was requested. ahead: its root had been expanded ahead, with `kept` nodes below it.
     chain: an understudy wrote it, token by token.
     """
 
@@ -91,8 +91,8 @@ class Draft:
 class Drafter:
     """Drafting state of one conversation: self-attention cache and feature rows.
 
-    row_cost: of the engine, as `RowCost.value`; None: it is learnt from the engine's steps, so that trees depend on
-    time. Not thread-safe: one thread calls it, in order.
+    row_cost: of the engine, as `RowCost.value`; None: it is learnt from the timing of the engine's steps. Not
+    thread-safe: one thread calls it, in order.
     """
 
     def __init__(
@@ -111,20 +111,20 @@ class Drafter:
         capacity = max_context + TREE_ROWS
         self.keys = np.zeros((capacity, sa_kv_heads, row_shape.head_dim), np.float32)
         self.values = np.zeros_like(self.keys)
-        self.cached: list[int] = []  # token ids whose keys and values stand in rows 0..len-1
-        self._growth: Growth | None = None  # hangs below `cached`
-        self._sampling = Sampling()  # its candidates were ranked for this, and under the guide's rules
+        self.cached: list[int] = []  # token ids of the cache's rows
+        self._growth: Growth | None = None  # below `cached`
+        self._sampling = Sampling()  # its candidates were ranked for this, under the guide's rules
         self._guide: Guide | None = None
         self.steps = 0  # engine steps so far
         self.rows = FeatureRows(row_shape, max_context, null_row)
         self._candidates = Candidates(draft_ids, confidence_temperature)
         self.lookup = Lookup() if lookup else None
         self.row_cost = RowCost(row_cost)
-        self._likeliest: dict[int, int] = {}  # token -> what the drafter found likeliest behind it the last time
+        self._likeliest: dict[int, int] = {}  # token -> the likeliest next one when it was last expanded
 
     @classmethod
     def of(cls, bundle: Bundle, engine: Engine, lookup: bool = True, row_cost: float | None = None) -> Drafter:
-        """A bundle's, on one of its engines."""
+        """Return a drafter for a bundle, on one of its engines."""
         manifest = bundle.manifest
         return cls(
             engine,
@@ -139,52 +139,52 @@ class Drafter:
         )
 
     def keep_rows(self, length: int) -> None:
-        """Forget the rows of positions `length` and above: another text stands there now."""
+        """Forget the rows of positions `length` and above, where the text differs now."""
         self.rows.keep(length)
 
     def remember(self, text: Sequence[int]) -> None:
-        """Look up in `text`, whose conversation is over, what the next ones may say; without lookup nothing stays."""
+        """Keep `text`, whose conversation is over, for lookup in later ones; without lookup nothing is kept."""
         if self.lookup:
             self.lookup.remember(text)
         else:
             self._likeliest = {}
 
     def forget(self) -> None:
-        """Forget this text and those of earlier conversations: nothing is drafted from them any more."""
+        """Forget this text and earlier conversations: drafts no longer use them."""
         self._growth = None
         self._likeliest = {}
         if self.lookup:
             self.lookup.forget()
 
     def add_rows(self, positions: Ints, rows: Floats) -> None:
-        """Feature rows [n, 2, heads, head_dim] of the tokens at `positions` [n].
+        """Add feature rows [n, 2, heads, head_dim] of the tokens at `positions` [n].
 
-        What was drafted without any is drafted again: the verifier sends the first ones with an answer's first token.
+        Drafts made without any row are discarded: the verifier sends the first ones with an answer's first token.
         """
         if not self.rows.filled.any():
             self._growth = None
         self.rows.add(positions, rows)
 
     def _step(self, tokens: Ints, positions: Ints, wanted: Ints, mask: Floats, past: int) -> Floats:
-        """Run the engine behind `past` cache rows; its keys and values land right behind them."""
+        """Run the engine after `past` cache rows; its keys and values are stored right after them."""
         self.steps += 1
         cache = self.keys[:past], self.values[:past]
         visible, began = self.rows.visible(), time.perf_counter()
         logits, keys, values = self.engine.step(tokens, positions, wanted, mask, *cache, *visible)
-        if len(wanted) == len(tokens):  # reading a prompt leaves out most of the LM head
+        if len(wanted) == len(tokens):  # while reading a prompt, most of the LM head is skipped
             self.row_cost.took(len(tokens), time.perf_counter() - began)
         self.keys[past : past + len(tokens)] = keys
         self.values[past : past + len(tokens)] = values
         return logits
 
     def read(self, text: list[int]) -> None:
-        """Read `text`, so that drafting behind it begins at once."""
+        """Read `text`, so that drafting after it begins at once."""
         self._advance(text)
 
     def _advance(self, prefix: list[int], spare: Sequence[SpareRow] = ()) -> Floats:
-        """Bring the cache to `prefix`; return the logits [1 + spare, draft_vocab] behind its last token and spare rows.
+        """Bring the cache to `prefix`; return logits [1 + spare, draft_vocab] after its last token and spare rows.
 
-        No tree outlives it. The spare rows' keys and values stand behind the text's.
+        Discards the tree. The spare rows' keys and values follow the text's.
         """
         self._growth = None
         kept = self._kept(prefix)
@@ -204,18 +204,18 @@ class Drafter:
         return logits
 
     def _kept(self, prefix: list[int]) -> int:
-        """Return how many tokens of `prefix` need not be read again; the last one's logits are needed in any case."""
+        """Return how many tokens of `prefix` need not be read again; the last one's logits are always needed."""
         return min(common_prefix(self.cached, prefix), len(prefix) - 1)
 
     def next_token(self, prefix: list[int], sampling: Sampling, rules: Rules | None = None) -> tuple[int, float]:
-        """The drafter's own next token behind `prefix`, drawn with the noise the target would use; its probability.
+        """Draw the drafter's own next token after `prefix` with the target's noise; return it with its probability.
 
-        rules: what it draws under. Where they allow none of the tokens that it knows, it is the first that they allow;
-        Disobeyed is raised where there is none.
+        rules: of its constraint. If they allow no token that the drafter knows, it is the first that they allow. Raises
+        Disobeyed if they allow none.
         """
         logits: NDArray[np.floating] = self._advance(prefix)[0]
         if rules:
-            known = 1 + max(int(self.draft_ids.max()), *prefix)  # what was written may be none of its own tokens
+            known = 1 + max(int(self.draft_ids.max()), *prefix)  # written tokens may be outside its vocabulary
             changes = rules.adjusted(np.zeros(rules.vocab(known)), prefix)
             logits = logits + changes[self.draft_ids]
             if not np.isfinite(logits).any():
@@ -235,7 +235,7 @@ class Drafter:
     ) -> Draft:
         """Draft at most shape.nodes nodes below the last token of `prefix`.
 
-        Once `cancelled`, asked between steps, what is there is returned. rules: what the target draws under.
+        Once `cancelled`, asked between steps, the tree so far is returned. rules: constraint of the target's draws.
         """
         times = FORCED_DEPTH if rules and rules.constraint.grammar != GRAMMAR_NONE else 1
         depth = min(times * shape.depth, shape.nodes, self.max_context - len(prefix))
@@ -257,9 +257,9 @@ class Drafter:
         return Draft(tree, tuple(scores), self.steps - steps, ahead, kept)
 
     def draft_ahead(self, shape: TreeShape, cancelled: Callable[[], bool]) -> int:
-        """Grow the last tree on below and beside what was sent, likeliest nodes first; returns the nodes expanded.
+        """Grow the last tree below and beside the part that was sent, likeliest nodes first; return the nodes expanded.
 
-        Path probabilities are those of what the verdict may say, so most work goes where it is likeliest to end.
+        Path probabilities are those of the verdict, so most work goes where it is likeliest to end.
         """
         growth, done = self._growth, 0
         if growth is None:
@@ -270,7 +270,7 @@ class Drafter:
         return done
 
     def _reroot(self, prefix: list[int], sampling: Sampling, rules: Rules | None) -> Growth | None:
-        """The tree that is there below `prefix` already, or None; what the cache can keep, it keeps."""
+        """Return the existing tree below `prefix`, or None; the cache keeps what it can."""
         growth, base = self._growth, len(self.cached)
         if growth is None or sampling != self._sampling or prefix[:base] != self.cached:
             return None
@@ -286,14 +286,14 @@ class Drafter:
         return self._growth
 
     def _move_rows(self, rows: Ints, start: int) -> None:
-        """Cache rows `rows` move to `start` and on."""
+        """Move cache rows `rows` to `start` and on."""
         for cache in (self.keys, self.values):
             cache[start : start + len(rows)] = cache[rows]
 
     def _begin(
         self, prefix: list[int], sampling: Sampling, rules: Rules | None = None, breadth: int = 1, depth: int = 1
     ) -> Growth:
-        """A tree of the root's children, and of what is foreseen in a step of `breadth` rows, down to level `depth`."""
+        """Begin a tree of the root's children and predicted tokens: a step of `breadth` rows, down to level `depth`."""
         rows = (len(prefix) - self._kept(prefix) - 1) % PROMPT_CHUNK + 1
         spare = self._spare_rows([[]], [0.0], breadth - rows, depth, prefix)
         logits = self._advance(prefix, spare)
@@ -304,7 +304,7 @@ class Drafter:
         return self._growth
 
     def _widen(self, growth: Growth, breadth: int, depth: int, floor: float, gain: float = 0.0) -> int:
-        """Expand the next nodes; returns how many, 0 where there is no room or they do not promise `gain`."""
+        """Expand the next nodes; return how many, 0 if there is no room or they do not promise `gain`."""
         frontier = growth.frontier(min(breadth, len(self.keys) - growth.used), depth, floor)
         count = growth.worth_expanding(frontier, floor, gain)
         growth.put_back(frontier[count:])
@@ -319,11 +319,11 @@ class Drafter:
     def _spare_rows(
         self, paths: Sequence[list[int]], scores: Sequence[float], most: int, depth: int, text: list[int]
     ) -> list[SpareRow]:
-        """Return what probably follows `text` and these paths, as far as that is worth a row of this engine."""
+        """Return likely continuations of `text` and these paths that are worth a row of this engine."""
         return spare_rows(paths, scores, most, depth, partial(self._foretell, text), least_score(self.row_cost.value))
 
     def _foretell(self, text: list[int], path: list[int]) -> Guess | None:
-        """What may follow `text` and `path`: lookup's guess, or what was likeliest behind this token the last time."""
+        """Return lookup's guess after `text` and `path`, or the likeliest token after the same last token before."""
         guess = self.lookup.guess(path) if self.lookup else None
         seen = self._likeliest.get(path[-1] if path else text[-1])
         return guess if seen is None or (guess and guess.rate >= SEEN_RATE) else Guess(seen, SEEN_RATE)
@@ -331,10 +331,10 @@ class Drafter:
     def _take(
         self, growth: Growth, frontier: list[int], spare: Sequence[SpareRow], logits: Floats, floor: float = -np.inf
     ) -> int:
-        """Add what a step has found: the children of the frontier's nodes, then of those that spare rows foresaw.
+        """Add a step's results: the children of the frontier's nodes, then of nodes that spare rows predicted.
 
-        logits [frontier + spare, draft_vocab]; the spare rows' keys and values are the last ones of the cache. Foreseen
-        nodes of scores up to `floor` are not needed. Returns the nodes expanded.
+        logits [frontier + spare, draft_vocab]; the spare rows' keys and values are the last ones of the cache.
+        Predicted nodes of scores up to `floor` are not needed. Returns the nodes expanded.
         """
         count, row = len(frontier), growth.used - len(spare)
         self._propose(growth, frontier, logits[:count])

@@ -1,4 +1,4 @@
-"""The feature rows of one conversation, as a device holds them: what cross-attention reads of the target."""
+"""The feature rows of one conversation on a device, which the drafter's cross-attention reads."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from outrider_core.protocol.rows import RowShape
 
 
 class FeatureRows:
-    """Rows by position, of which the newest without a gap are read.
+    """Rows by position; the newest ones without a gap are read.
 
-    null_row: [2 (K, V), kv_heads, head_dim], the row that is read before any of the text's; None: the drafter has none.
+    null_row: [2 (K, V), kv_heads, head_dim], read before the text's rows; None: the drafter has none.
     """
 
     def __init__(self, shape: RowShape, max_context: int, null_row: Floats | None = None) -> None:
-        # The row of position p stands at p + 1; the slot before the first visible row takes the null row, so that
-        # what cross-attention reads is one slice and nothing is copied.
+        # The row of position p is stored at p + 1; the slot before the first visible row takes the null row, so that
+        # cross-attention reads one slice and nothing is copied.
         self.keys = np.zeros((1 + max_context, *shape), np.float32)
         self.values = np.zeros_like(self.keys)
         self.filled = np.zeros(max_context, bool)
         self.null_row = null_row
 
     def add(self, positions: Ints, rows: Floats) -> None:
-        """Rows [n, 2, kv_heads, head_dim] of the tokens at `positions` [n]."""
+        """Add rows [n, 2, kv_heads, head_dim] of the tokens at `positions` [n]."""
         self.keys[positions + 1], self.values[positions + 1] = rows[:, 0], rows[:, 1]
         self.filled[positions] = True
 
@@ -32,10 +32,10 @@ class FeatureRows:
         self.filled[length:] = False
 
     def visible(self) -> tuple[Floats, Floats]:
-        """Keys and values [m, kv_heads, head_dim] that cross-attention reads: the null row and the newest rows.
+        """Return keys and values [m, kv_heads, head_dim] that cross-attention reads: the null row and the newest rows.
 
-        Rows count back to the first gap (the verifier sends newest first). A drafter without a null row reads one row
-        of zeros until the first row is there. Both are views.
+        Rows count back to the first gap (the verifier sends the newest first). A drafter without a null row reads one
+        row of zeros until the first row arrives. Both are views.
         """
         filled = np.flatnonzero(self.filled)
         start = end = 0

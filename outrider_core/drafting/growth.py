@@ -1,4 +1,4 @@
-"""A draft tree while it grows: nodes with scores and cache rows, and what is left of it behind a verdict."""
+"""A draft tree while it grows: nodes with scores and cache rows, and the part that survives a verdict."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from outrider_core.protocol.tree import ROOT, TokenTree
 
 #: probability of a node's likeliest child, roughly
 BEST_CHILD = 0.65
-#: of what a step must promise, the share that each of its nodes must: a row more of a step is not free
+#: each node's share of the gain that a step must promise: a further row of a step is not free
 NODE_SHARE = 0.15
 
 
@@ -21,9 +21,8 @@ class Growth:
     """Nodes below the text's last token, parents first. An expanded node has been run: its children are known.
 
     base: tokens of the text. scores: log-probabilities of the paths to the nodes. slots: the cache row of an expanded
-    node, -1 for the others. open: a heap of (-score, node) of these others, and of some that were expanded without
-    being taken from it. used: the next free cache row. hung: the tokens of children that nodes have before they are
-    expanded.
+    node, -1 for the others. open: a heap of (-score, node) of the others, and of some that were expanded by another
+    way. used: the next free cache row. hung: tokens of children that nodes have before they are expanded.
     """
 
     base: int
@@ -43,7 +42,7 @@ class Growth:
         return len(self.tokens)
 
     def add(self, parent: int, tokens: Sequence[int], scores: Sequence[float]) -> None:
-        """Children of `parent`; scores are those of the last token of each path alone."""
+        """Add children of `parent`; scores are those of the last token of each path alone."""
         if (there := self.hung.get(parent)) in tokens:
             scores = [score for token, score in zip(tokens, scores, strict=True) if token != there]
             tokens = [token for token in tokens if token != there]
@@ -57,7 +56,7 @@ class Growth:
             heappush(self.open, (-self.scores[node], node))
 
     def hang(self, parent: int, run: Sequence[int], score: float) -> None:
-        """Tokens that follow `parent` one after another, the first one a child already. score: of each other one."""
+        """Add a run of tokens below `parent`, the first one a child already. score: of each of the others."""
         if not run or parent in self.hung:
             return
         at = self.child(parent, run[0])
@@ -84,14 +83,14 @@ class Growth:
         return taken
 
     def put_back(self, nodes: list[int]) -> None:
-        """They are not expanded after all."""
+        """Return nodes that were not expanded after all."""
         for node in nodes:
             heappush(self.open, (-self.scores[node], node))
 
     def worth_expanding(self, frontier: list[int], worst: float, gain: float) -> int:
-        """How many nodes of `frontier`, likeliest first, promise `gain` accepted tokens, and each its share; or 0.
+        """Return how many nodes of `frontier`, likeliest first, promise `gain` tokens, and each its share of it; or 0.
 
-        A node promises what its likeliest child may bring: it pushes out one of score `worst`.
+        A node promises the gain of its likeliest child, which replaces one of score `worst`.
         """
         promised = np.maximum(0.0, BEST_CHILD * np.exp([self.scores[n] for n in frontier]) - np.exp(worst))
         if not frontier or promised.sum() < gain:
@@ -99,14 +98,14 @@ class Growth:
         return max(1, int(np.count_nonzero(promised >= NODE_SHARE * gain)))
 
     def worst_of_best(self, nodes: int, depth: int) -> float:
-        """The score to exceed for a place among the `nodes` best down to level `depth`; -inf while there are fewer."""
+        """Return the score to exceed for a place among the `nodes` best down to level `depth`; -inf if fewer."""
         scores = np.array(self.scores)[np.array(self.depths) <= depth]
         return (
             float(np.partition(scores, len(scores) - nodes)[len(scores) - nodes]) if len(scores) >= nodes else -np.inf
         )
 
     def path(self, node: int) -> list[int]:
-        """Nodes from below the root down to `node`."""
+        """Return the nodes from below the root down to `node`."""
         nodes: list[int] = []
         while node != ROOT:
             nodes.append(node)
@@ -114,16 +113,16 @@ class Growth:
         return nodes[::-1]
 
     def text(self, node: int) -> list[int]:
-        """Tokens from below the root down to `node`."""
+        """Return the tokens from below the root down to `node`."""
         return [self.tokens[each] for each in self.path(node)]
 
     def child(self, parent: int, token: int) -> int | None:
-        """The child of `parent` that carries `token`."""
+        """Return the child of `parent` that carries `token`."""
         later = reversed(range(parent + 1, len(self)))
         return next((node for node in later if self.tokens[node] == token and self.parents[node] == parent), None)
 
     def find(self, tokens: Sequence[int]) -> list[int]:
-        """The nodes that carry `tokens` from the root down, as far as there are any."""
+        """Return the nodes that carry `tokens` from the root down, up to the first that is missing."""
         found: list[int] = []
         for token in tokens:
             at = found[-1] if found else ROOT
@@ -135,9 +134,9 @@ class Growth:
         return found
 
     def below(self, path: list[int]) -> tuple[Growth, list[int]]:
-        """What hangs below the last node of `path`, which becomes the root, and the cache rows to keep, in new order.
+        """Return the tree below the last node of `path`, its new root, and the cache rows to keep, in new order.
 
-        The rows of `path` come first: its tokens belong to the text now. All of `path` must be expanded.
+        The rows of `path` come first, as its tokens now belong to the text. All of `path` must be expanded.
         """
         base = self.base + len(path)
         kept, rows = Growth(base), [self.slots[node] for node in path]
@@ -163,10 +162,10 @@ class Growth:
         return kept, rows
 
     def best(self, nodes: int, depth: int) -> tuple[TokenTree, list[float]]:
-        """The `nodes` likeliest nodes down to level `depth` and their scores.
+        """Return the `nodes` likeliest nodes down to level `depth` and their scores.
 
-        Best first, so that a verifier that prunes cuts the rest. Scores fall along a path, so parents come along and
-        stand before their children.
+        Best first, so that a verifier that prunes cuts the least likely. Scores fall along a path, so parents are
+        included and precede their children.
         """
         shallow = [node for node in range(len(self)) if self.depths[node] <= depth]
         kept = sorted(shallow, key=lambda n: (-self.scores[n], n))[:nodes]

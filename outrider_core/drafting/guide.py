@@ -1,7 +1,8 @@
-"""An answer's constraint where trees are drafted: the target draws under it, so what it forbids need not be proposed.
+"""Apply an answer's constraint to drafting: forbidden tokens need not be proposed, as the target never draws them.
 
-Biases, penalties and the grammar's mask change the drafter's logits before it ranks. Where the grammar leaves one way
-to go on, such as the name of a property, those tokens are known without a step of the engine. This is speed only.
+Biases, penalties and the grammar's mask change the drafter's logits before it ranks. If the grammar leaves a single
+continuation, such as the name of a property, its tokens are known without a step of the engine. This affects speed
+alone.
 """
 
 from __future__ import annotations
@@ -15,16 +16,16 @@ from numpy.typing import NDArray
 from outrider_core.drafting.lookup import Guess
 from outrider_core.protocol.constraint import Rules
 
-#: probability of a token that a grammar forces by its characters: the target may cut these into other tokens
+#: probability of a token whose characters a grammar forces: the target may cut them into other tokens
 FORCED = 0.95
-#: tokens of one forced run at most
+#: most tokens of one forced run
 LONGEST_RUN = 32
 
 
 class Way(NamedTuple):
-    """Possible continuations of a text. logits: float32 [draft_vocab], -inf for what is forbidden, perhaps everything.
+    """Possible continuations of a text. logits: float32 [draft_vocab], -inf for forbidden tokens, perhaps all.
 
-    guess: what the text's repetitions predict, or what must come. run: tokens that must come, the first one guessed.
+    guess: the prediction from the text's repetitions, or the forced token. run: forced tokens, the first one guessed.
     """
 
     logits: NDArray[np.float32]
@@ -33,13 +34,13 @@ class Way(NamedTuple):
 
 
 class Guide:
-    """For a drafter that knows the tokens `draft_ids`, in this order. columns: token id -> place among these, or -1."""
+    """Guides a drafter that knows the tokens `draft_ids`, in this order. columns: token id -> index in them, or -1."""
 
     def __init__(self, rules: Rules, draft_ids: NDArray[np.int64], columns: NDArray[np.int32]) -> None:
         self.rules, self._draft_ids, self._columns = rules, draft_ids, columns
 
     def way(self, text: Sequence[int], logits: NDArray[np.float32], guess: Guess | None) -> Way:
-        """Return how `text` goes on, where the drafter gives `logits` and the text's own repetitions a guess."""
+        """Return how `text` may continue, given the drafter's `logits` and a guess from the text's own repetitions."""
         self.rules.follow(text)
         change = self.rules.adjustment()
         ruled = logits.copy()

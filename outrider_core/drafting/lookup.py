@@ -1,8 +1,8 @@
-"""Lookup: what followed when the text, or an earlier one, last stood at the same few tokens.
+"""Lookup: guess the token that followed the same few tokens earlier in the text, or in an earlier one.
 
-Copied names, quoted passages and repeated lines are cheap to foresee this way, from any distance and outside the
-draft vocabulary; and so is an answer that is asked for again, or a form that this user's answers keep to. The drafter
-has a say in how likely such a guess is; like any candidate it can only cost speed.
+It predicts copied names, quoted passages and repeated lines cheaply, at any distance and outside the draft vocabulary;
+also an answer that is asked for again, or a form that this user's answers keep to. The drafter influences how likely
+such a guess is; like any candidate it can only cost speed.
 """
 
 from __future__ import annotations
@@ -11,64 +11,64 @@ from collections.abc import Sequence
 from math import exp, log
 from typing import NamedTuple
 
-#: how much the drafter's log-odds of a guess count beside those of its hit rate, where it knows such text
+#: weight of the drafter's log-odds of a guess beside those of its hit rate, on text like its training data
 TRUST = 0.75
-#: a drafter's probability of a guess counts as one between these where its log-odds are taken
+#: bounds of a drafter's probability of a guess before its log-odds are taken
 FAINTEST, SUREST = 1e-9, 1.0 - 1e-6
-#: share of positions where the guess behind a run of so many tokens, the longest one that is found, was the target's
-#: token, measured on 700 of the default target's training answers (prompt and answer searched, the latest place taken)
+#: share of positions where the guess after a run of this many tokens, the longest one found, was the target's token,
+#: measured on 700 of the default target's training answers (prompt and answer searched, the latest place taken)
 HIT_RATES = {1: 0.21, 2: 0.50, 3: 0.57, 4: 0.67, 5: 0.72, 6: 0.82, 16: 0.93, 32: 0.985}
 LONGEST = max(HIT_RATES)
-#: the same for runs in earlier texts, where the text itself has no guess that is as sure: 600 of these answers, each
-#: behind those before it; of 32 tokens there are none but where an answer comes again, and the rate is that of the text
+#: the same for runs in earlier texts, if the text itself has no guess as sure: on 600 of these answers, each after
+#: those before it; runs of 32 tokens occur only if an answer is repeated, and take the rate of the text
 EARLIER_RATES = {4: 0.32, 8: 0.63, 16: 0.70, 32: 0.985}
-#: runs of earlier texts that are kept, those seen last; 8,192 tokens have as many
+#: runs of earlier texts that are kept, latest first; 8,192 tokens have this many
 MEMORY = 4 * 8192
 
 
 class Guess(NamedTuple):
-    """A token that may come next. rate: how often such a guess is right. sure: the drafter cannot make it less."""
+    """A possible next token. rate: how often such a guess is right. sure: the drafter cannot lower it."""
 
     token: int
     rate: float
     sure: bool = False
 
     def probability(self, q: float | None) -> float:
-        """Of the token's coming next, where the drafter gives it the probability `q`; None: it does not know the token.
+        """Return the probability that the token comes next, if the drafter gives it `q`, None: unknown to it.
 
-        The mean of `apart` and `together`: of text like what the drafter has learnt the second is right, of other text
-        the first, and the mean is never far from the better one (`lab.lookup_mix`).
+        The mean of `apart` and `together`: the second is right for text like the drafter's training data, the first for
+        other text, and the mean is never far from the better one (`lab.lookup_mix`).
         """
         if q is None:
             return self.rate
         return min(SUREST, self.apart(q) if self.sure else 0.5 * (self.apart(q) + self.together(q)))
 
     def apart(self, q: float) -> float:
-        """The same where the drafter's distribution is only for what comes if the guess is wrong."""
+        """Return the probability if the drafter's distribution is only for the case that the guess is wrong."""
         return self.rate + (1.0 - self.rate) * q
 
     def together(self, q: float) -> float:
-        """The same where text and drafter are independent witnesses: their log-odds add up."""
+        """Return the probability if text and drafter are independent witnesses: their log-odds add up."""
         own = log_odds(min(SUREST, max(FAINTEST, q)))
         return 1.0 / (1.0 + exp(-log_odds(self.rate) - TRUST * own))
 
 
 def log_odds(p: float) -> float:
-    """Of what has the probability `p`."""
+    """Return the log-odds of probability `p`."""
     return log(p / (1.0 - p))
 
 
 class Lookup:
-    """An index of runs in a text that mostly grows at its end, of HIT_RATES' lengths, and of runs in earlier texts."""
+    """Index of runs of tokens, of HIT_RATES' lengths, in a text that mostly grows at its end, and in earlier texts."""
 
     def __init__(self, memory: int = MEMORY) -> None:
         self._text: list[int] = []
-        self._next: dict[tuple[int, ...], int] = {}  # run of tokens -> the token that followed it last
+        self._next: dict[tuple[int, ...], int] = {}  # run of tokens -> the token that last followed it
         self._memory = memory
-        self._earlier: dict[tuple[int, ...], int] = {}  # the same of earlier texts, in the order they were last seen
+        self._earlier: dict[tuple[int, ...], int] = {}  # the same for earlier texts, in the order they were last seen
 
     def follow(self, text: list[int]) -> None:
-        """Bring the index to `text`; costs only what is new, or everything if the old text does not begin it."""
+        """Bring the index to `text`; costs only the new part, or everything if the old text is not its beginning."""
         if text[: len(self._text)] != self._text:
             self._text, self._next = [], {}
         for end in range(len(self._text), len(text)):
@@ -78,7 +78,7 @@ class Lookup:
         self._text = list(text)
 
     def remember(self, text: Sequence[int]) -> None:
-        """Keep the runs of a text that is over, and forget the oldest ones of others beyond what fits."""
+        """Keep the runs of a finished text, and forget the oldest ones of others beyond the limit."""
         for end in range(len(text)):
             for length in EARLIER_RATES:
                 if length <= end:
@@ -93,7 +93,7 @@ class Lookup:
         self._text, self._next, self._earlier = [], {}, {}
 
     def guess(self, path: list[int]) -> Guess | None:
-        """Return what may follow the text and `path`, from the run that is the surest; or None."""
+        """Return the guess after the text and `path` with the highest rate; or None."""
         best: Guess | None = None
         tail = (self._text[-LONGEST:] + path)[-LONGEST:]
         for length, rate in reversed(HIT_RATES.items()):

@@ -1,11 +1,10 @@
-"""The rows that a step of the drafter has to spare, and what runs in them.
+"""Fill the spare rows of a drafter's step with likely continuations.
 
-Where the weights' way through memory decides, a step of few rows takes nearly as long as one of a tree's breadth. So
-behind the nodes that it expands run tokens that probably follow them, before anybody knows whether they do: what
-lookup guesses, or what the drafter found likeliest when it last stood behind the same token. One that turns out to be
-a child is expanded already, and its level costs no step; of another a row is lost, of the step and of the cache. How
-likely a token must be depends on what a row costs. A tree that is drafted to its end (a gain of 0) stays the same;
-others may end a little earlier or later.
+If memory bandwidth decides, a step of few rows takes nearly as long as one of a tree's breadth. So beside the nodes
+that it expands, a step runs tokens that probably follow them, before that is known: lookup's guesses, or the drafter's
+likeliest token after the same token before. If such a token becomes a child, it is expanded already and its level costs
+no step; otherwise a row of the step and the cache is lost. How likely a token must be depends on the row cost. A tree
+that is drafted to its end (a gain of 0) stays the same; others may end a little earlier or later.
 """
 
 from __future__ import annotations
@@ -20,17 +19,16 @@ import numpy as np
 from outrider_core.drafting.engines import MASKED, Floats, Ints
 from outrider_core.drafting.lookup import Guess
 
-#: how often what was likeliest behind a token is it again, roughly
+#: how often the likeliest next token of a token is the same again, roughly
 SEEN_RATE = 0.4
-#: no row is worth its cost for a path that is less likely than this
+#: paths less likely than this never get a row
 FAINTEST = 0.03
-#: nor for one below this multiple of the row's cost; less than 1, because a row that comes true would have been run
-#: anyway
+#: nor does one below this multiple of the row's cost; less than 1, because a correct row would have been run anyway
 FAINTEST_SHARE = 0.65
 
 
 class SpareRow(NamedTuple):
-    """A token, and the row above it: one of the nodes that the step expands, or behind these another spare row."""
+    """A token, and the row that it follows: one of the nodes that the step expands, or an earlier spare row."""
 
     token: int
     above: int
@@ -43,19 +41,19 @@ class _Path(NamedTuple):
     path: list[int]
 
 
-#: what may follow a path
+#: predicts the next token of a path
 Predict = Callable[[list[int]], Guess | None]
 
 
 def least_score(row_cost: float) -> float:
-    """The least log-probability of a path that is worth a row; row_cost: as of `RowCost`."""
+    """Return the least log-probability of a path that is worth a row; row_cost: see `RowCost`."""
     return log(max(FAINTEST, FAINTEST_SHARE * row_cost))
 
 
 def spare_rows(
     paths: Sequence[list[int]], scores: Sequence[float], most: int, depth: int, predict: Predict, least: float
 ) -> list[SpareRow]:
-    """What to run in `most` spare rows, what is likelier first, so that every row stands behind the one above it.
+    """Choose the tokens of `most` spare rows, likeliest first, so that every row comes after the one that it follows.
 
     paths, scores: tokens from below the root down to each node that the step expands, and their log-probabilities.
     depth: tokens at this level and below are not expanded. least: log-probability that a path must exceed.
@@ -75,7 +73,7 @@ def spare_rows(
 
 
 def _next(path: list[int], score: float, above: int, depth: int, predict: Predict, least: float) -> _Path | None:
-    """The row that may stand below row `above`, at the end of `path`."""
+    """Return the row that may follow row `above`, at the end of `path`."""
     if len(path) + 1 >= depth or (guess := predict(path)) is None:
         return None
     score += log(guess.rate)
@@ -85,10 +83,10 @@ def _next(path: list[int], score: float, above: int, depth: int, predict: Predic
 def with_spare_rows(
     tokens: Ints, positions: Ints, mask: Floats, nodes: int, spare: Sequence[SpareRow]
 ) -> tuple[Ints, Ints, Floats]:
-    """A step's tokens [n], positions [n] and mask [n, past + n] with spare rows behind them.
+    """Return a step's tokens [n], positions [n] and mask [n, past + n], extended by spare rows.
 
-    nodes: how many of the rows, the last ones, are of nodes that the step expands. A spare row sees what the row above
-    it sees, and itself.
+    nodes: how many of the rows, the last ones, are nodes that the step expands. A spare row sees what the row above it
+    sees, and itself.
     """
     if not spare:
         return tokens, positions, mask

@@ -6,7 +6,7 @@ nothing heavy.
 
 import logging
 
-# transformers imports torchao wherever it is installed (the exporter needs it), and torchao and torch then warn about
-# GPU kernels and about each other. None of it concerns a model here.
+# transformers imports torchao if it is installed (the exporter needs it), and torchao and torch then warn about GPU
+# kernels and about each other. None of that concerns the models here.
 for _name in ("torchao", "torch.utils._pytree"):
     logging.getLogger(_name).setLevel(logging.ERROR)

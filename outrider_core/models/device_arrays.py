@@ -14,9 +14,9 @@ Floats = NDArray[np.float32]
 
 
 def device_arrays(config: MoAConfig, tensors: Arrays, embedding: Floats, lm_head: Floats) -> Arrays:
-    """A drafter's device half by the names of `outrider_core.models.moa.DeviceHalf`'s state.
+    """Return a drafter's device half by the names of `outrider_core.models.moa.DeviceHalf`'s state.
 
-    embedding, lm_head: the target's tables, float32 [vocab, hidden_size]. Raises DrafterError where shapes do not fit.
+    embedding, lm_head: the target's tables, float32 [vocab, hidden_size]. Raises DrafterError if shapes do not fit.
     """
     if embedding.shape != (config.vocab_size, config.hidden_size):
         raise DrafterError(
@@ -38,14 +38,14 @@ def device_arrays(config: MoAConfig, tensors: Arrays, embedding: Floats, lm_head
 
 
 def check_draft_ids(config: MoAConfig, tensors: Mapping[str, NDArray[np.generic]]) -> None:
-    """Raise DrafterError unless `draft_ids` are as many different tokens as the config says."""
+    """Raise DrafterError unless `draft_ids` holds different tokens, as many as the config says."""
     ids = np.asarray(tensors.get("draft_ids", np.empty(0, np.int32)))
     if len(np.unique(ids)) != config.draft_vocab_size or ids.min() < 0 or ids.max() >= config.vocab_size:
         raise DrafterError("drafter weights do not fit their config: draft_ids is missing, repeated or out of range")
 
 
 def _shapes(config: MoAConfig) -> dict[str, tuple[int, ...]]:
-    """Of every trained tensor of the device half."""
+    """Return the shape of every trained tensor of the device half."""
     width, inner = config.hidden_size, config.heads * config.head_dim
     shapes: dict[str, tuple[int, ...]] = {}
     for block, kv_heads, mlp in (
@@ -53,7 +53,7 @@ def _shapes(config: MoAConfig) -> dict[str, tuple[int, ...]]:
     ):  # fmt: skip
         shapes[f"{block}.self_attn.q_proj.weight"] = (inner, width)
         shapes[f"{block}.self_attn.o_proj.weight"] = (width, inner)
-        if block == "self_attention":  # keys and values of verified tokens are the server half's work
+        if block == "self_attention":  # the server half computes keys and values of verified tokens
             for part in "kv":
                 shapes[f"{block}.self_attn.{part}_proj.weight"] = (kv_heads * config.head_dim, width)
         for part in ("gate", "up"):

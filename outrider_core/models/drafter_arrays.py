@@ -58,7 +58,7 @@ def _read(folder: Path) -> tuple[MoAConfig, dict[str, dict[str, Any]], str]:
 
 
 def _array(entry: Mapping[str, Any]) -> NDArray[Any]:
-    """A tensor of a safetensors file, in float32 where it is one of floating point."""
+    """Read a tensor of a safetensors file; floating-point ones become float32."""
     kind = entry["dtype"]
     if kind not in _FORMATS:
         raise ValueError(f"a tensor is stored as {kind}, which is not supported")
@@ -71,7 +71,7 @@ def _array(entry: Mapping[str, Any]) -> NDArray[Any]:
 def hash_drafter(config: Any, raw: Mapping[str, bytes]) -> str:
     """Return 16 hex digits over a drafter's shapes and the bytes of its weights as they are stored.
 
-    The confidence temperature is left out: a better one does not make another drafter.
+    The confidence temperature is left out: a better one does not make it another drafter.
     """
     shapes = {name: value for name, value in asdict(config).items() if name != "confidence_temperature"}
     digest = hashlib.sha256(json.dumps(shapes, sort_keys=True).encode())
@@ -82,7 +82,7 @@ def hash_drafter(config: Any, raw: Mapping[str, bytes]) -> str:
 
 
 def check_target(known: str, name: str, identity: str, drafter: str | Path) -> None:
-    """Raise DrafterError unless the identity that `drafter`'s config names, `known`, is that of target `name`."""
+    """Raise DrafterError unless `known`, the target identity in `drafter`'s config, is that of target `name`."""
     if known != identity:
         raise DrafterError(
             f"{drafter} was trained on target {known}, but {name} is {identity}; give the target it was trained on, "
@@ -91,7 +91,7 @@ def check_target(known: str, name: str, identity: str, drafter: str | Path) -> N
 
 
 def _installed_drafters() -> list[Path]:
-    """Folders in `drafters/` here, then those that come with the package."""
+    """Return the folders in `drafters/` here, then those in the package."""
     places = dict.fromkeys([Path("drafters").resolve(), drafters_folder()])
     return [folder for place in places if place.is_dir() for folder in sorted(place.iterdir())]
 
@@ -108,7 +108,7 @@ def drafter_of_target(identity: str) -> Path | None:
 
 
 def find_drafter(drafter_hash: str) -> Path:
-    """The folder of the installed drafter with this hash. Raises DrafterError where there is none."""
+    """Return the folder of the installed drafter with this hash. Raises DrafterError if there is none."""
     for folder in _installed_drafters():
         try:
             if _read(folder)[2] == drafter_hash:

@@ -32,7 +32,7 @@ def write_drafter(
     *,
     as_given: bool = False,
 ) -> None:
-    """A drafter folder of any kind; `config` is what its reader wants to know. as_given: keep the number formats."""
+    """Write a drafter folder of any kind; `config` holds its reader's values. as_given: keep the number formats."""
     folder.mkdir(parents=True, exist_ok=True)
     stored = {k: v if as_given or not v.is_floating_point() else v.half() for k, v in tensors.items()}
     part = folder / f".{WEIGHTS_FILE}.part"

@@ -14,7 +14,7 @@ Array = NDArray[Any]
 
 
 class EagerEngine:
-    """The device half behind the interface of outrider_core.drafting.engines.Engine, on whatever device it lies."""
+    """The device half with the interface of outrider_core.drafting.engines.Engine, on the device of its weights."""
 
     def __init__(self, half: DeviceHalf) -> None:
         self.half = half
@@ -32,7 +32,7 @@ class EagerEngine:
         row_keys: Array,
         row_values: Array,
     ) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]:
-        """One draft step, see `outrider_core.drafting.engines.Engine`."""
+        """Compute one draft step, see `outrider_core.drafting.engines.Engine`."""
         inputs = (tokens, positions, wanted, sa_mask, sa_keys, sa_values, row_keys, row_values)
         logits, keys, values = self.half(*(torch.from_numpy(x).to(self._device) for x in inputs))
         return logits.cpu().numpy(), keys.cpu().numpy(), values.cpu().numpy()

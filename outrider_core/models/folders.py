@@ -1,4 +1,4 @@
-"""Where trained drafters lie. Loads nothing heavy."""
+"""Folders of trained drafters. Loads nothing heavy."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from outrider_core.targets.source import DEFAULT_TARGET
 
 
 def drafters_folder() -> Path:
-    """The drafters that come with the package: inside an installed wheel, or in the checkout's `drafters/`."""
+    """Return the folder of the package's drafters: inside an installed wheel, or `drafters/` in the checkout."""
     package = Path(__file__).resolve().parents[1]
     installed = package / "drafters"
     return installed if installed.is_dir() else package.parent / "drafters"
 
 
 def default_drafter() -> Path:
-    """The drafter folder of the default target."""
+    """Return the drafter folder of the default target."""
     return drafters_folder() / f"{DEFAULT_TARGET}-moa"

@@ -17,7 +17,7 @@ Floats = NDArray[np.float32]
 
 
 class HostFeatures:
-    """Feature rows of verified tokens, in memory. tensors: the drafter's, by name, float32."""
+    """Computes feature rows of verified tokens. tensors: the drafter's, by name, float32."""
 
     def __init__(self, config: MoAConfig, tensors: Mapping[str, Floats]) -> None:
         self.shape = RowShape(config.ca_kv_heads, config.head_dim)
@@ -74,7 +74,7 @@ class HostFeatures:
 
     def _linear(self, x: Floats, name: str) -> Floats:
         weight = self._tensors[f"{name}.weight"]
-        product: Floats = x.reshape(-1, weight.shape[1]) @ weight.T  # one product for all of x, not one for each token
+        product: Floats = x.reshape(-1, weight.shape[1]) @ weight.T  # one product for all of x, not one per token
         return product.reshape(*x.shape[:-1], -1)
 
     def _norm(self, x: Floats, name: str) -> Floats:
@@ -84,7 +84,7 @@ class HostFeatures:
 
 
 class _OneThread:
-    """Inside, matrix products take one thread. The number is the whole process's, so the last one out restores it."""
+    """Limits matrix products to one thread. The number is process-wide, so the last one to leave restores it."""
 
     _lock: ClassVar = threading.Lock()
     _inside: ClassVar[int] = 0

@@ -1,4 +1,4 @@
-"""Layers that all drafters here are made of, and what they take over from the target."""
+"""Layers that all drafters here are made of, and the tables they take from the target."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class Block(nn.Module):
 
 
 def tables_of(target_model: Any) -> tuple[Tensor, Tensor]:
-    """A loaded target's embedding and LM head, each [vocab, hidden_size]."""
+    """Return a loaded target's embedding and LM head, each [vocab, hidden_size]."""
     return target_model.get_input_embeddings().weight, target_model.get_output_embeddings().weight
 
 

@@ -9,12 +9,11 @@ Device half (drafter), one pass per *draft* token:
 
     token embedding -> self-attention block -> cross-attention block over feature rows -> norm -> LM head
 
-Every width is explicit configuration, independent of the target's own head counts. Module and tensor
-names follow the authors' checkpoints (`layer_self_attention.*`, `Ekv2E.*`, `self_attention.*`,
-`cross_attention.*`). Beyond the paper, cross-attention always sees one learned *null row*, so that the
-device can draft before any feature row has arrived and in conversations begun offline; a checkpoint of the
-authors' has none and is fed zeros until the first row. And before the LM head stands a norm, as in the
-target; theirs have none.
+Every width is explicit configuration, independent of the target's own head counts. Module and tensor names follow the
+authors' checkpoints (`layer_self_attention.*`, `Ekv2E.*`, `self_attention.*`, `cross_attention.*`). Beyond the paper,
+cross-attention always sees one learned *null row*, so that the device can draft before any feature row has arrived and
+in conversations begun offline; a checkpoint of the authors' has none and is fed zeros until the first row. And there is
+a norm before the LM head, as in the target; theirs have none.
 """
 
 from __future__ import annotations
@@ -125,11 +124,11 @@ class DeviceHalf(nn.Module):
 
     @property
     def cache_heads(self) -> int:
-        """Heads of the keys and values that a device keeps of its tokens."""
+        """Heads of the keys and values that a device caches of its tokens."""
         return self.config.sa_kv_heads
 
     def with_null_row(self, rows: Tensor) -> Tensor:
-        """Rows [m, 2, ca_kv_heads, head_dim] as `forward` wants them: the null row before them.
+        """Put the null row before rows [m, 2, ca_kv_heads, head_dim], as `forward` expects.
 
         A drafter without a null row sees zeros as long as there is no row, which adds nothing to its states.
         """
@@ -173,9 +172,9 @@ class DeviceHalf(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Compute one draft step of one sequence, the shape that is exported. All state is the caller's.
 
-        tokens, positions [n] int64; wanted [w] int64, the steps' indices whose logits are asked for; sa_mask
-        additive float [n, past + n]; sa_keys, sa_values [past, sa_kv_heads, head_dim]; row_keys, row_values
-        [m, ca_kv_heads, head_dim], m >= 1: the caller puts the null row among them.
+        tokens, positions [n] int64; wanted [w] int64, indices of the tokens whose logits are needed; sa_mask additive
+        float [n, past + n]; sa_keys, sa_values [past, sa_kv_heads, head_dim]; row_keys, row_values [m, ca_kv_heads,
+        head_dim], m >= 1: the caller includes the null row.
         Returns (logits [w, draft_vocab], new keys, new values [n, sa_kv_heads, head_dim]).
         """
         x, key, value = self.hidden(
@@ -234,7 +233,7 @@ class MoA(nn.Module):
 
     @torch.no_grad()
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take the weights of an earlier drafter of these shapes, as `trained` named them. Raises DrafterError."""
+        """Load the weights of an earlier drafter of these shapes, named as by `trained`. Raises DrafterError."""
         for name, own in self.trained().items():
             if name not in tensors or tensors[name].shape != own.shape:
                 raise DrafterError(f"drafter weights do not fit their config: {name} is missing or has another shape")
@@ -254,7 +253,7 @@ def device_half(config: MoAConfig, tensors: dict[str, Tensor], target_model: Any
 
 
 def device_half_on(config: MoAConfig, tensors: dict[str, Tensor], embedding: Tensor, lm_head: Tensor) -> DeviceHalf:
-    """The same from the target's tables, each [vocab, hidden_size]."""
+    """Build the same from the target's tables, each [vocab, hidden_size]."""
     if tuple(embedding.shape) != (config.vocab_size, config.hidden_size):
         raise DrafterError(
             f"the target's embedding is {tuple(embedding.shape)}, the drafter was made for "
@@ -273,7 +272,7 @@ def device_half_on(config: MoAConfig, tensors: dict[str, Tensor], embedding: Ten
 
 
 def device_half_of(config: MoAConfig, arrays: Mapping[str, NDArray[Any]]) -> DeviceHalf:
-    """The same from `device_arrays`, whose memory it shares."""
+    """Build the same from `device_arrays`, whose memory it shares."""
     with torch.device("meta"):
         half = DeviceHalf(config)
     _load(half, {name: torch.from_numpy(array) for name, array in arrays.items()})

@@ -12,8 +12,8 @@ class DrafterError(RuntimeError):
     """A drafter folder cannot be used. The message is one line that says what to do."""
 
 
-#: Tensors the server half needs; everything else lives on the device. The cross-attention's input norm
-#: stands on both sides: the paper sends keys/values and queries through the same norm.
+#: Tensors that the server half needs; all others belong to the device. Both sides have the cross-attention's input
+#: norm: the paper sends keys/values and queries through the same norm.
 SERVER_PREFIXES = (
     "layer_self_attention.",
     "Ekv2E.",
@@ -57,7 +57,7 @@ class MoAConfig:
     max_context: int
     null_row: bool  # cross-attention sees one learned row besides the text's; the authors' checkpoints have none
     final_norm: bool  # a norm before the LM head; the authors' checkpoints have none
-    #: No shape, and no part of the drafter's hash. Where decoding is greedy, devices divide logits by it, so that a
+    #: Not a shape, and not part of the drafter's hash. In greedy decoding, devices divide logits by it, so that a
     #: token's probability is how often it is the target's choice.
     confidence_temperature: float = 1.0
 
@@ -67,7 +67,7 @@ class MoAConfig:
         return 2 * self.target_kv_heads * self.target_head_dim
 
     def check(self) -> None:
-        """Raise DrafterError where widths do not fit together."""
+        """Raise DrafterError if widths do not fit together."""
         check_temperature(self.confidence_temperature)
         if self.kv_width % self.lsa_heads or (self.kv_width // self.lsa_heads) % 2:
             raise DrafterError(f"lsa_heads {self.lsa_heads} must cut {self.kv_width} into even head widths")
@@ -99,7 +99,7 @@ class MoAConfig:
         max_context: int = 2048,
         final_norm: bool = True,
     ) -> MoAConfig:
-        """Default shapes for a target: its own head layout and MLP width, `layers` evenly spaced layers."""
+        """Return default shapes for a target: its own head layout and MLP width, `layers` evenly spaced layers."""
         depth = config.num_hidden_layers
         layers = min(layers, depth)
         chosen = tuple(depth - 1 - round(i * (depth - 1) / max(1, layers - 1)) for i in range(layers))[::-1]

@@ -1,7 +1,7 @@
 """Linear layers packed once for the CPU.
 
-PyTorch's matrix product on a CPU rearranges the weights at every call, which for the few rows of a draft tree costs
-as much as the arithmetic. oneDNN can do it once.
+PyTorch's matrix product on a CPU rearranges the weights at every call, which for the few rows of a draft tree costs as
+much as the arithmetic. oneDNN can do so once.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-#: rows the layout is chosen for; other numbers work as well
+#: number of rows that the layout is optimised for; others work as well
 TYPICAL_ROWS = 32
 
 

@@ -28,7 +28,7 @@ class Target:
 
     model: a transformers causal LM in eval mode, on `device` in `dtype`.
     tokenizer: its fast tokenizer, with a chat template.
-    name: what the user asked for. folder: where its files lie.
+    name: as the user gave it. folder: of its files.
     model_hash: its identity, 16 hex digits over every byte of weights, tokenizer and template (see `model_identity`).
     eos_ids: token ids that end an answer.
     """
@@ -46,12 +46,12 @@ class Target:
 
 
 def head_dim_of(config: Any) -> int:
-    """Width of one attention head of a transformers config, which may leave it to be worked out."""
+    """Return the width of one attention head of a transformers config, which may be implicit."""
     return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
 
 
 def longest_text(config: Any) -> int:
-    """Positions of a transformers config: LongRoPE has other angles for texts beyond what it was trained with first."""
+    """Return the positions of a transformers config; with LongRoPE, the length it was first trained with."""
     rope = getattr(config, "rope_parameters", None) or {}
     longest = int(config.max_position_embeddings)
     return min(longest, rope["original_max_position_embeddings"]) if rope.get("rope_type") == "longrope" else longest
@@ -74,10 +74,10 @@ def model_folder(source: TargetSource) -> Path:
 
 
 def _convert_aside(source: TargetSource, folder: Path) -> None:
-    """Convert in a folder aside, which then takes the place of what was there."""
+    """Convert into a temporary folder, which then replaces the old one."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     aside = folder.with_name(f".{folder.name}-{secrets.token_hex(4)}")
-    aside.mkdir()  # readable to whom the umask says, as the cache may be shared
+    aside.mkdir()  # with the umask's permissions, as the cache may be shared
     try:
         _convert_gguf(source.path, aside)
         write_source(aside, source.path)
@@ -95,10 +95,10 @@ def _convert_aside(source: TargetSource, folder: Path) -> None:
 
 
 def _convert_gguf(source: Path, folder: Path) -> None:
-    """Write `source` as a float32 safetensors folder that computes the same.
+    """Convert `source` to a float32 safetensors folder that computes the same.
 
     transformers reads GGUF files too, but drops biases and rotary factors that it does not expect. Raises
-    UnsupportedTarget for what its model of the family does not have, and BrokenTarget.
+    UnsupportedTarget for features that its model of the family lacks, and BrokenTarget.
     """
     from transformers import AutoConfig
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
@@ -154,9 +154,9 @@ class TargetFiles:
         return Target(model, self.tokenizer, self.name, self.folder, self.model_hash, self.eos_ids)
 
     def tables(self) -> tuple[Any, Any]:
-        """(token embedding, LM head), each a torch float32 tensor [vocab, width]; one object where they are tied.
+        """Return (token embedding, LM head), each a torch float32 tensor [vocab, width]; the same object if tied.
 
-        Reads nothing else of the weights. Raises TargetError where the files hold no such tensors.
+        Reads no other weights. Raises TargetError if the files lack these tensors.
         """
         import torch
 
@@ -179,7 +179,7 @@ def open_target(source: TargetSource) -> TargetFiles:
     try:
         values = read_json(folder / "config.json")
         TargetConfig.from_json(values)
-        if not quantised_by(values) and any(folder.glob("*.safetensors")):  # else vLLM knows what is in there
+        if not quantised_by(values) and any(folder.glob("*.safetensors")):  # vLLM reads quantised folders itself
             folder_weights(folder)
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)

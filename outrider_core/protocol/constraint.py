@@ -1,4 +1,4 @@
-"""What an answer is held to beside its sampling parameters: biases, penalties, a grammar. The rule of every draw.
+"""The constraint on an answer beside its sampling parameters: biases, penalties, a grammar. It applies to every draw.
 
 A constraint changes the logits before `outrider_core.protocol.sampling` sees them, and it depends on the answer's
 tokens so far and on nothing else: at each node of a tree on the node's own path. So an answer through trees is the
@@ -6,7 +6,7 @@ answer of plain decoding under the same constraint. Per token, in float64 and in
 
     logit + bias[token] - count[token] * frequency_penalty - (presence_penalty if count[token] > 0)
 
-and minus infinity where the grammar does not allow the token. `count` counts the answer, never the prompt.
+and minus infinity if the grammar does not allow the token. `count` counts the answer, never the prompt.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from numpy.typing import NDArray
 from outrider_core.protocol.prefix import common_prefix
 
 MAX_BIASES = 1024
-#: largest bias either way, as OpenAI has it
+#: largest bias either way, as in OpenAI's API
 MAX_BIAS = 100.0
-#: characters of a JSON schema
+#: most characters of a JSON schema
 MAX_SCHEMA = 1 << 15
 #: kinds of grammar: none, any JSON object, JSON that a schema describes, text or calls of functions
 GRAMMAR_NONE, GRAMMAR_JSON_OBJECT, GRAMMAR_JSON_SCHEMA, GRAMMAR_TOOLS = 0, 1, 2, 3
-#: what a verifier can obey, as bits of WELCOME's `constraints`
+#: constraints that a verifier supports, as bits of WELCOME's `constraints`
 OBEYS_BIAS, OBEYS_JSON, OBEYS_TOOLS = 1, 2, 4
 
 _Penalty = Annotated[float, Meta(ge=-2.0, le=2.0)]
@@ -40,8 +40,7 @@ class Constraint(msgspec.Struct, array_like=True, frozen=True):
     """begin: index of the answer's first token. bias_tokens, biases: uint32 ids and float32 amounts, little-endian.
 
     grammar: GRAMMAR_*; schema: the JSON schema of GRAMMAR_JSON_SCHEMA as text, or the `ToolRules` of GRAMMAR_TOOLS as
-    JSON (`chat.tool_grammar`). Raises ValueError on what contradicts itself; a decoder turns that into its
-    own error.
+    JSON (`chat.tool_grammar`). Raises ValueError on contradictory fields, which a decoder turns into its own error.
     """
 
     begin: Annotated[int, Meta(ge=0, lt=2**31)]
@@ -69,20 +68,20 @@ class Constraint(msgspec.Struct, array_like=True, frozen=True):
 
     @property
     def bias(self) -> dict[int, float]:
-        """Amounts by token id."""
+        """Return the amounts by token id."""
         ids, amounts = np.frombuffer(self.bias_tokens, "<u4"), np.frombuffer(self.biases, "<f4")
         return dict(zip(ids.tolist(), amounts.tolist(), strict=True))
 
     @property
     def needs(self) -> int:
-        """OBEYS_* that a verifier must have."""
+        """The OBEYS_* bits that a verifier must have."""
         biased = bool(self.biases or self.frequency_penalty or self.presence_penalty)
         obeys = (0, OBEYS_JSON, OBEYS_JSON, OBEYS_TOOLS)[self.grammar]
         return biased * OBEYS_BIAS | obeys
 
 
 def pack_bias(bias: Mapping[int, float]) -> tuple[bytes, bytes]:
-    """(bias_tokens, biases) of a Constraint."""
+    """Return (bias_tokens, biases) of a Constraint."""
     return np.array(list(bias), "<u4").tobytes(), np.array(list(bias.values()), "<f4").tobytes()
 
 
@@ -98,7 +97,7 @@ class Adjustment(NamedTuple):
     allowed: NDArray[np.uint32] | None = None
 
     def mask(self, vocab: int) -> NDArray[np.bool_] | None:
-        """bool [vocab] of the allowed tokens; None: all of them. Tokens that `allowed` has no bits for are not."""
+        """Return the allowed tokens, bool [vocab]; None: all of them. Tokens beyond the bits of `allowed` are not."""
         if self.allowed is None:
             return None
         bits = np.unpackbits(self.allowed.astype("<u4", copy=False).view(np.uint8), count=vocab, bitorder="little")
@@ -106,7 +105,7 @@ class Adjustment(NamedTuple):
 
 
 def adjusted(logits: NDArray[np.floating], adjustment: Adjustment) -> NDArray[np.float64]:
-    """A copy of logits [vocab] with the adjustment made."""
+    """Return a copy of logits [vocab] with the adjustment applied."""
     x: NDArray[np.float64] = logits.astype(np.float64)
     x[adjustment.tokens] += adjustment.amounts
     mask = adjustment.mask(len(x))
@@ -114,23 +113,23 @@ def adjusted(logits: NDArray[np.floating], adjustment: Adjustment) -> NDArray[np
 
 
 class Matcher(Protocol):
-    """A grammar along one text. After an error nothing is allowed any more until `rewind` or a new matcher."""
+    """A grammar at the end of one text. After an error it allows nothing until `rewind` or a new matcher."""
 
     @property
     def error(self) -> str:
-        """Return why the text cannot go on, in words for people; "" while it can."""
+        """Return why the text cannot continue, in words for people; "" while it can."""
 
     def allowed(self) -> NDArray[np.uint32]:
-        """Tokens that may come next, as `Adjustment.allowed`."""
+        """Return the tokens that may come next, as `Adjustment.allowed`."""
 
     def forced(self) -> list[int]:
-        """Tokens that spell all that may come next, where that is one way; empty where there are several."""
+        """Return tokens that spell the only continuation; empty if there are several."""
 
     def advance(self, token: int) -> None:
-        """`token` came."""
+        """Add `token` to the text."""
 
     def rewind(self, tokens: Sequence[int]) -> None:
-        """Go back to where only `tokens` had come."""
+        """Go back to the state after `tokens` alone."""
 
 
 class Disobeyed(ValueError):
@@ -138,9 +137,9 @@ class Disobeyed(ValueError):
 
 
 class Rules:
-    """A constraint at the end of one text, which it follows token by token.
+    """Applies a constraint at the end of one text, which it follows token by token.
 
-    matcher: of the constraint's grammar, at the beginning of the answer; None where it has none.
+    matcher: of the constraint's grammar, at the beginning of the answer; None if there is none.
     """
 
     def __init__(self, constraint: Constraint, matcher: Matcher | None = None) -> None:
@@ -156,7 +155,7 @@ class Rules:
         return self._matcher.error if self._matcher else ""
 
     def follow(self, tokens: Sequence[int]) -> None:
-        """Go to the end of `tokens`, prompt and answer, wherever the rules stood."""
+        """Go to the end of `tokens`, prompt and answer, from any earlier place."""
         answer = list(tokens[self.constraint.begin :])
         same = common_prefix(answer, self._answer)
         if same < len(self._answer):
@@ -168,7 +167,7 @@ class Rules:
             self.advance(token)
 
     def advance(self, token: int) -> None:
-        """`token` is the answer's next."""
+        """Add `token` to the answer."""
         self._answer.append(token)
         self._counts[token] += 1
         if self._matcher:
@@ -187,11 +186,11 @@ class Rules:
         return changed
 
     def vocab(self, least: int) -> int:
-        """Tokens that the grammar knows of, or `least` where that is more, or there is none."""
+        """Return the number of tokens that the grammar knows, at least `least`."""
         return max(least, 32 * len(self._matcher.allowed()) if self._matcher else 0, 1 + max(self._bias, default=0))
 
     def adjustment(self) -> Adjustment:
-        """Return what the next draw changes."""
+        """Return the changes to the next draw."""
         amounts, constraint = dict(self._bias), self.constraint
         if constraint.frequency_penalty or constraint.presence_penalty:
             for token, count in self._counts.items():

@@ -1,4 +1,4 @@
-"""What a verifier's steps cost, as it tells devices in WELCOME: they shape trees and choose modes by it."""
+"""The cost curve of a verifier's steps, advertised in WELCOME: devices choose trees and modes by it."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-#: points of a curve on the wire at most
+#: most points of a curve on the wire
 MAX_POINTS = 16
 
 
 @dataclass(frozen=True)
 class CostCurve:
-    """Seconds a step takes against its tokens (all sessions'), ascending; straight lines between the points."""
+    """Seconds of a step by its tokens (of all sessions), ascending; straight lines between the points."""
 
     tokens: tuple[int, ...]
     seconds: tuple[float, ...]
@@ -28,14 +28,14 @@ class CostCurve:
         return y0 + (y1 - y0) * (tokens - x0) / (x1 - x0)
 
     def pack(self) -> bytes:
-        """uint32 pairs (tokens, microseconds), little-endian."""
+        """Return uint32 pairs (tokens, microseconds), little-endian."""
         points = zip(self.tokens, self.seconds, strict=True)
         pairs = [(tokens, min(round(1e6 * took), 2**32 - 1)) for tokens, took in points]
         return np.array(pairs[:MAX_POINTS], "<u4").tobytes()
 
 
 def unpack_costs(data: bytes) -> CostCurve | None:
-    """The inverse of `CostCurve.pack`; None for bytes that are not an ascending curve of positive times."""
+    """Invert `CostCurve.pack`; None for bytes that are not an ascending curve of positive times."""
     if not data or len(data) % 8:
         return None
     tokens, micros = np.frombuffer(data, "<u4").reshape(-1, 2).astype(np.int64).T.tolist()

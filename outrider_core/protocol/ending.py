@@ -1,4 +1,4 @@
-"""How an answer can end: one list for the session, both endpoints, the ports and the command line."""
+"""The ways an answer can end, shared by the session, both endpoints, the ports and the command line."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from enum import StrEnum
 
 
 class FinishReason(StrEnum):
-    """Why an answer ended. Unverified text is marked as such, however the answer ended."""
+    """Reason for the end of an answer. Unverified text is marked as such, however the answer ended."""
 
-    STOP = "stop"  #: its own end, or a stop string
-    LENGTH = "length"  #: it is as long as it may be, or the device's drafter only repeated itself
-    TOOL_CALLS = "tool_calls"  #: its own end, and it calls functions
-    CANCELLED = "cancelled"  #: the client gave it up
+    STOP = "stop"  #: the model ended it, or a stop string
+    LENGTH = "length"  #: the limit of tokens was reached, or the device's drafter only repeated itself
+    TOOL_CALLS = "tool_calls"  #: the model ended it, and it calls functions
+    CANCELLED = "cancelled"  #: the client cancelled it
     REFUSED = "refused"  #: the verifier, or the device alone, refused the request permanently
     UNREACHABLE = "unreachable"  #: the verifier did not return in time, and the text is incomplete
     FAILED = "failed"  #: an engine failed
 
 
-#: how an answer ends whose text is complete as far as it may be
+#: endings of an answer whose text is complete
 COMPLETE = (FinishReason.STOP, FinishReason.LENGTH, FinishReason.TOOL_CALLS)

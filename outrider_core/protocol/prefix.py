@@ -1,8 +1,8 @@
-"""What two texts begin with alike."""
+"""Common prefixes of texts."""
 
 from __future__ import annotations
 
-#: tokens compared at once: slices of lists are compared without a loop in Python
+#: tokens compared at once: Python compares slices of lists without a loop
 _BLOCK = 64
 
 

@@ -40,7 +40,7 @@ class RowShape(NamedTuple):
         return self.scale_bytes + self.value_bytes
 
 
-#: of a target or a device without a drafter, between which no rows travel
+#: shape without a drafter, for which no rows travel
 NO_ROWS = RowShape(1, 1)
 
 
@@ -56,7 +56,7 @@ def pack_rows(rows: NDArray[np.floating]) -> bytes:
 
 
 def unpack_rows(data: bytes | memoryview, shape: RowShape) -> NDArray[np.float32]:
-    """The inverse: float32 rows [n, 2, heads, head_dim]. Raises ValueError on a wrong length."""
+    """Unpack float32 rows [n, 2, heads, head_dim]. Raises ValueError on a wrong length."""
     count, rest = divmod(len(data), shape.nbytes)
     if rest:
         raise ValueError(f"{len(data)} bytes of rows are not a multiple of {shape.nbytes}")

@@ -1,8 +1,8 @@
-"""How the target draws a token from logits, and plain decoding by that rule.
+"""Draw tokens from the target's logits, and decode plainly by that rule.
 
-Both ends use these functions: the verifier to decide, the device to rank candidates and to write alone.
-Greedy decoding is the case without noise. The draw depends on (logits, parameters, seed, position) and on
-nothing else: no draft tree, batch or outage can change it.
+Both ends use these functions: the verifier to decide, the device to rank candidates and to write offline. Greedy
+decoding is the case without noise. The draw depends on (logits, parameters, seed, position) and on nothing else: no
+draft tree, batch or outage can change it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Sampling(msgspec.Struct, array_like=True, frozen=True):
 
 
 def log_probs(logits: NDArray[np.floating], sampling: Sampling) -> NDArray[np.float64]:
-    """The distribution tokens are drawn from: float64 log-probabilities [vocab], -inf where cut off.
+    """Return the distribution tokens are drawn from: float64 log-probabilities [vocab], -inf if cut off.
 
     Temperature first, then top-k, then top-p, then min-p, each on what the one before left. For greedy
     parameters: the log-softmax at temperature 1.
@@ -54,12 +54,12 @@ def log_probs(logits: NDArray[np.floating], sampling: Sampling) -> NDArray[np.fl
         cut = max(cut, float(np.partition(x, -sampling.top_k)[-sampling.top_k]))
     if sampling.top_p < 1.0:
         total = float(np.exp(x[x >= cut]).sum())
-        # rarer tokens, all together, have less than half of what top-p leaves out: only the others are sorted
+        # rarer tokens together have less than half of the mass that top-p cuts off: only the others are sorted
         rare = float(np.log(total * (1 - sampling.top_p) / (2 * len(x))))
         likely = np.flatnonzero(x >= max(cut, rare))
         order = likely[np.argsort(-x[likely], kind="stable")]
         mass = np.cumsum(np.exp(x[order]))
-        reached = mass >= min(sampling.top_p * total, mass[-1])  # which rounding may miss by a little
+        reached = mass >= min(sampling.top_p * total, mass[-1])  # rounding may miss it by a little
         cut = max(cut, float(x[order[int(np.argmax(reached))]]))
     if sampling.min_p > 0.0:
         cut = max(cut, float(x.max() + np.log(sampling.min_p)))
@@ -71,7 +71,7 @@ def log_probs(logits: NDArray[np.floating], sampling: Sampling) -> NDArray[np.fl
 
 
 def draw(logits: NDArray[np.floating], sampling: Sampling, position: int) -> int:
-    """The token at absolute index `position`: argmax of log p + Gumbel noise; ties go to the lowest id."""
+    """Draw the token at absolute index `position`: argmax of log p + Gumbel noise; ties go to the lowest id."""
     if sampling.greedy:
         return int(np.argmax(logits))
     return int(np.argmax(log_probs(logits, sampling) + gumbel_noise(sampling.seed, position, len(logits))))

@@ -1,24 +1,24 @@
-"""Tokens in, text out while they arrive: no half characters, nothing of a stop string or behind it."""
+"""Turn tokens into text as they arrive, without half characters, and cut at stop strings."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Sequence
 
-#: what decoders write for bytes that are not a character, or not yet one
+#: decoders write this for bytes that are not, or not yet, a character
 REPLACEMENT = "\ufffd"
 #: a UTF-8 character has at most four bytes, so more tokens than this never wait for one character
 CHARACTER_TOKENS = 4
-#: tokens that end in what may be a half character, above which the window is cut
+#: the window is cut once more tokens than this end in a possible half character
 WINDOW_TOKENS = 64
 
 
 class Detokeniser:
     """Decodes one answer token by token.
 
-    decode(ids) is the tokenizer's, without special tokens; `skip` are ids that leave no text. Decoding one
-    token alone loses bytes and spaces, so a window is decoded: the tokens of the last piece, whose text is
-    known, then those still unsent. Every piece extends a prefix of decode(all ids), except where a tokenizer
-    with byte fallback gives invalid UTF-8, which it judges by the whole run of bytes.
+    decode(ids) is the tokenizer's, without special tokens; `skip` are ids without text. Decoding one token alone loses
+    bytes and spaces, so a window is decoded: the tokens of the last piece, whose text is known, then those still
+    unsent. Every piece extends a prefix of decode(all ids), except if a tokenizer with byte fallback gives invalid
+    UTF-8, which it judges by the whole run of bytes.
     """
 
     def __init__(self, decode: Callable[[list[int]], str], skip: Container[int] = ()) -> None:
@@ -28,13 +28,13 @@ class Detokeniser:
         self._sent = 0  # characters of the window's text that were returned
 
     def fork(self) -> Detokeniser:
-        """A copy that goes on from here on its own."""
+        """Return an independent copy of the present state."""
         copy = Detokeniser(self._decode, self._skip)
         copy._context, copy._pending, copy._sent = [*self._context], [*self._pending], self._sent
         return copy
 
     def push(self, token: int) -> str:
-        """The text that `token` completes, "" where it ends inside a character."""
+        """Return the text that `token` completes, "" if it ends inside a character."""
         if token in self._skip:
             return ""
         self._pending.append(token)
@@ -53,11 +53,11 @@ class Detokeniser:
         return piece
 
     def flush(self) -> str:
-        """Return what is left at the end of the answer. Bytes that never became a character are dropped."""
+        """Return the rest at the end of the answer. Bytes that never became a character are dropped."""
         return self._decode(self._context + self._pending).rstrip(REPLACEMENT)[self._sent :]
 
     def _cut(self, text: str) -> None:
-        """Keep the last token alone where a character begins with it, so that the window stays short."""
+        """Keep the last token alone if a character begins with it, so that the window stays short."""
         last = self._decode(self._pending[-1:])
         if last.endswith(REPLACEMENT) and self._decode(self._context + self._pending[:-1]) + last == text:
             self._context, self._pending = [], self._pending[-1:]
@@ -65,20 +65,20 @@ class Detokeniser:
 
 
 class StopStrings:
-    """Cuts text at the stop string that is complete first, wherever the borders of the pieces lie."""
+    """Cuts text at the stop string that is complete first, wherever it is split into pieces."""
 
     def __init__(self, stops: Sequence[str] = ()) -> None:
         self.hit = False
         self._stops, self._held = stops, ""
 
     def fork(self) -> StopStrings:
-        """A copy that goes on from here on its own."""
+        """Return an independent copy of the present state."""
         copy = StopStrings(self._stops)
         copy.hit, copy._held = self.hit, self._held
         return copy
 
     def push(self, piece: str) -> str:
-        """Text that cannot belong to a stop string any more; "" once one was hit."""
+        """Return text that can no longer belong to a stop string; "" once one was found."""
         if self.hit:
             return ""
         text = self._held + piece
@@ -91,11 +91,11 @@ class StopStrings:
         return text[:sure]
 
     def flush(self) -> str:
-        """The text held back, once no more can come."""
+        """Return the text held back, once no more can come."""
         held, self._held = self._held, ""
         return held
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of `text` that `stop` begins with, less than the whole of it."""
+    """Return the length of the longest end of `text` that begins `stop`, less than all of `stop`."""
     return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0)

@@ -53,7 +53,7 @@ class TokenTree:
         return cls(tuple(tokens), tuple(range(-1, len(tokens) - 1)))
 
     def pruned(self, nodes: int, depth: int) -> TokenTree:
-        """The first `nodes` nodes of at most `depth` levels; parents come along, as they come first."""
+        """Return the first `nodes` nodes of at most `depth` levels; parents are included, as they come first."""
         kept = [node for node in range(len(self)) if self.depths[node] <= depth][: max(0, nodes)]
         if len(kept) == len(self):
             return self
@@ -61,11 +61,11 @@ class TokenTree:
         return TokenTree(tuple(self.tokens[n] for n in kept), tuple(place[self.parents[n]] for n in kept))
 
     def child(self, parent: int, token: int) -> int | None:
-        """The child of `parent` (a node or ROOT) that carries `token`, or None."""
+        """Return the child of `parent` (a node or ROOT) that carries `token`, or None."""
         return self.children[parent + 1].get(token)
 
     def path(self, node: int) -> list[int]:
-        """Nodes from the root's child down to `node`; [] for ROOT."""
+        """Return the nodes from the root's child down to `node`; [] for ROOT."""
         nodes: list[int] = []
         while node != ROOT:
             nodes.append(node)
@@ -80,7 +80,7 @@ class TokenTree:
         return bits
 
     def paths(self) -> Iterator[tuple[int, ...]]:
-        """Token sequences of all root-to-leaf paths."""
+        """Yield the token sequences of all root-to-leaf paths."""
         for node in range(len(self)):
             if not self.children[node + 1]:
                 yield tuple(self.tokens[n] for n in self.path(node))

@@ -17,7 +17,7 @@ is prompt plus verified tokens; its last token, the *root*, has no key/value row
            <------------------------------ VERDICT seq (path, bonus token, rows) | RESYNC | ERROR
     CLOSE -------------------------------->
 
-The device may send VERIFY right behind OPEN. A VERIFY repeated with the same seq gets the same bytes back.
+The device may send VERIFY right after OPEN. A VERIFY repeated with the same seq gets the same bytes back.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ Stream = Annotated[int, Meta(ge=0, lt=STREAMS)]
 Count = Annotated[int, Meta(ge=0, lt=2**31)]
 Seq = Annotated[int, Meta(ge=0, lt=2**32)]
 Hash = Annotated[str, Meta(max_length=64)]
-#: how a verifier computes its target, such as "torch-float32": printable ASCII, as people read it; "": it does not say
+#: a verifier's arithmetic, such as "torch-float32": printable ASCII; "": unknown
 Arithmetic = Annotated[str, Meta(max_length=64, pattern=r"^[ -~]*\Z")]
 Ids = Annotated[bytes, Meta(max_length=4 * MAX_TOKENS)]
 
@@ -67,7 +67,7 @@ class Hello(_Message, tag=1, frozen=True):
     target_hash: Hash  # outrider_core.models.target.Target.model_hash in the bundle
     drafter_hash: Hash
     client: Annotated[str, Meta(max_length=128)] = ""
-    arithmetic: Arithmetic = ""  # that an answer was begun in; only a verifier with the same one may continue it
+    arithmetic: Arithmetic = ""  # of the answer's beginning; only a verifier with the same one may continue it
 
 
 class Welcome(_Message, tag=2, frozen=True):
@@ -77,16 +77,14 @@ class Welcome(_Message, tag=2, frozen=True):
     vocab_size: Count
     max_context: Count  # committed + drafted tokens
     max_nodes: Count  # of one tree
-    tree_budget: Count  # nodes the server would like at most, now
+    tree_budget: Count  # nodes that the server would like a tree to have at most, now
     server: Annotated[str, Meta(max_length=128)] = ""
-    costs: Annotated[bytes, Meta(max_length=8 * MAX_POINTS)] = (
-        b""  # outrider_core.protocol.costs, where the server knows
-    )
-    constraints: Count = 0  # those it supports: constraint.OBEYS_*; it ignores what an OPEN asks of others
+    costs: Annotated[bytes, Meta(max_length=8 * MAX_POINTS)] = b""  # outrider_core.protocol.costs, if known
+    constraints: Count = 0  # those it supports: constraint.OBEYS_*; it ignores unsupported ones in an OPEN
     arithmetic: Arithmetic = ""
 
     def computes_in(self, arithmetic: str) -> bool:
-        """Return whether it may continue what was begun in `arithmetic`: yes if one of the two is unknown."""
+        """Return whether it may continue an answer begun in `arithmetic`: yes if one of the two is unknown."""
         return not arithmetic or self.arithmetic in ("", arithmetic)
 
 
@@ -103,11 +101,11 @@ class Open(_Message, tag=3, frozen=True):
 
     stream: Stream
     session: Annotated[bytes, Meta(min_length=16, max_length=16)]  # random, chosen by the device
-    seq: Seq  # the last VERIFY that the device holds settled
+    seq: Seq  # the last VERIFY that is settled for the device
     tokens: Ids  # uint32 token ids, prompt and committed
     features_have: Count  # rows 0..features_have-1 need not be sent
     sampling: Sampling
-    constraint: Constraint | None = None  # only to a verifier that said it can obey it
+    constraint: Constraint | None = None  # only if the verifier supports it
 
 
 class Opened(_Message, tag=4, frozen=True):
@@ -125,7 +123,7 @@ class Features(_Message, tag=5, frozen=True):
 class Verify(_Message, tag=6, frozen=True):
     stream: Stream
     seq: Seq
-    base_len: Count  # committed tokens the tree hangs below
+    base_len: Count  # committed tokens above the tree
     tokens: Annotated[bytes, Meta(max_length=4 * MAX_NODES)]  # uint32 per node
     parents: Annotated[bytes, Meta(max_length=MAX_NODES)]  # uint8 per node, 255 = root
 
@@ -140,31 +138,31 @@ class Verdict(_Message, tag=7, frozen=True):
     rows: bytes  # rows up to position base_len-1+len(accepted), from base_len-1 or, if some were not sent, earlier
     tree_budget: Count = 0
     queue_us: Count = 0  # time the round waited for the engine
-    engine_us: Count = 0  # time the engine took; both are 0 where it came of the same step as the VERDICT before
+    engine_us: Count = 0  # time of the engine; both are 0 if the same step made the VERDICT before
 
 
 FINISH_NONE, FINISH_EOS, FINISH_LENGTH = 0, 1, 2
 
 
 class Resync(_Message, tag=8, frozen=True):
-    """The VERIFY hung below another length than the verifier's: OPEN again with what you hold committed."""
+    """The VERIFY was based on another length than the verifier's: OPEN again with the committed tokens."""
 
     stream: Stream
     committed: Count
 
 
 class Generate(_Message, tag=9, frozen=True):
-    """The target decodes alone: VERDICTs with empty paths, one per token (baseline, fallback)."""
+    """Let the target decode by itself: VERDICTs with empty paths, one per token (baseline, fallback)."""
 
     stream: Stream
     seq: Seq
     base_len: Count
     max_new: Annotated[int, Meta(ge=1, lt=MAX_TOKENS)]
-    rows: bool = False  # with rows, some at a time, so that the device could draft on
+    rows: bool = False  # with rows, some at a time, so that the device could draft again
 
 
 class Cancel(_Message, tag=10, frozen=True):
-    """Stop a GENERATE, or drop a VERIFY that waits. The session stays."""
+    """Stop a GENERATE, or drop a waiting VERIFY. The session stays."""
 
     stream: Stream
 
@@ -182,7 +180,7 @@ class Error(_Message, tag=12, frozen=True):
     retry_after_ms: Count = 0
 
 
-ERR_MALFORMED = 1  # frame not understood; the connection goes on
+ERR_MALFORMED = 1  # frame not understood; the connection stays open
 ERR_MISMATCH = 2  # protocol, target, drafter, or the arithmetic that HELLO asks for differ; the connection is closed
 ERR_BOUNDS = 3  # a field is out of the model's range
 ERR_UNKNOWN = 4  # no such stream on this connection: OPEN first
@@ -190,7 +188,7 @@ ERR_ORDER = 5  # message out of order (before HELLO, a seq that was skipped, a s
 ERR_BUSY = 6  # no room now; retry after retry_after_ms
 ERR_TOO_LONG = 7  # the context is full
 ERR_INTERNAL = 8
-ERR_GOING_AWAY = 9  # the verifier ends; it finishes what is under way: OPEN elsewhere, or again after retry_after_ms
+ERR_GOING_AWAY = 9  # the verifier stops after what is in progress: OPEN elsewhere, or again after retry_after_ms
 
 ClientMessage = Hello | Open | Verify | Generate | Cancel | Close
 ServerMessage = Welcome | Opened | Features | Verdict | Resync | Error
@@ -201,13 +199,13 @@ _server_decoder: msgspec.msgpack.Decoder[ServerMessage] = msgspec.msgpack.Decode
 
 
 def bucket(size: int) -> int:
-    """The frame size that `size` bytes are padded to: steps of 64 up to 1 KiB, then of 512."""
+    """Return the frame size that `size` bytes are padded to: steps of 64 up to 1 KiB, then of 512."""
     step = 64 if size <= 1024 else 512
     return -(-size // step) * step
 
 
 def encode(message: ClientMessage | ServerMessage) -> bytes:
-    """A padded frame."""
+    """Encode a message as a padded frame."""
     data = _encoder.encode(message) + b"\x80"
     return data.ljust(bucket(len(data)), b"\0")
 
@@ -240,7 +238,7 @@ def pack_ids(ids: list[int] | tuple[int, ...]) -> bytes:
 
 
 def unpack_ids(data: bytes) -> list[int]:
-    """uint32 ids. Raises WireError unless the length is a multiple of four."""
+    """Unpack uint32 ids. Raises WireError unless the length is a multiple of four."""
     if len(data) % 4:
         raise WireError(f"{len(data)} bytes are not uint32 ids")
     ids: list[int] = np.frombuffer(data, "<u4").tolist()
@@ -248,12 +246,12 @@ def unpack_ids(data: bytes) -> list[int]:
 
 
 def pack_tree(tree: TokenTree) -> tuple[bytes, bytes]:
-    """(tokens, parents) as VERIFY carries them."""
+    """Return (tokens, parents) as VERIFY carries them."""
     return pack_ids(tree.tokens), bytes(255 if parent == ROOT else parent for parent in tree.parents)
 
 
 def unpack_tree(tokens: bytes, parents: bytes) -> TokenTree:
-    """The inverse. Raises WireError on anything that is not a tree."""
+    """Invert `pack_tree`. Raises WireError on anything that is not a tree."""
     try:
         return TokenTree(tuple(unpack_ids(tokens)), tuple(ROOT if p == 255 else p for p in parents))
     except TreeError as error:

@@ -1,4 +1,4 @@
-"""What a lowered target answers, many prompts at once. No torch."""
+"""Let a lowered target answer many prompts at once. No torch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from outrider_core.targets.runner import OnnxRunner
 
 @dataclass(frozen=True)
 class WrittenAnswer:
-    """ids: token ids of a prompt, and from `start` on of what the target wrote."""
+    """A prompt and its answer. ids: token ids of both. start: index in `ids` of the first token of the answer."""
 
     ids: list[int]
     start: int
@@ -30,7 +30,7 @@ def write_answers(
     sampling: Sampling,
     done: Callable[[int, int], None] = lambda token, tokens: None,
 ) -> list[WrittenAnswer]:
-    """At most `tokens` tokens to each prompt. done(token, tokens): after every token of the answers."""
+    """Answer each prompt with at most `tokens` tokens. done(token, tokens): called after every token of the answers."""
     tokenizer = open_chat_tokenizer(bundle.folder)
     room = bundle.max_positions - 1
     texts = [_prompt(tokenizer, prompt)[:room] for prompt in prompts]
@@ -59,5 +59,5 @@ def _prompt(tokenizer: ChatTokenizer, prompt: str) -> list[int]:
         if tokenizer.template:
             return tokenizer.encode_chat([{"role": "user", "content": prompt}])
     except (TemplateError, ValueError):
-        pass  # a template that wants another kind of conversation
+        pass  # the template expects another kind of conversation
     return tokenizer.encode(prompt) or [0]

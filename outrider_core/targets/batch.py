@@ -17,35 +17,35 @@ from outrider_core.targets.weights import Floats
 
 Ints = NDArray[np.int64]
 
-#: most tokens of a run of several parts; longer parts run alone
+#: most tokens in a run of several parts; longer parts run alone
 JOINED_TOKENS = 256
-#: attention of a run may grow this many times over by padding its parts to the longest
+#: most that padding the parts of a run to the longest may multiply the cost of its attention
 MOST_PADDING = 2.0
 
 
 @dataclass(frozen=True)
 class BlockRange:
-    """Blocks of the pool that belong to a part: `count` from `first` on."""
+    """Blocks of the pool that belong to a part: `count` of them, starting with `first`."""
 
     first: int
     count: int
 
     @property
     def end(self) -> int:
-        """The block behind the last."""
+        """Index of the first block after the range."""
         return self.first + self.count
 
 
 def span_of(part: Part) -> BlockRange:
-    """The blocks that a part reads and writes."""
+    """Return the blocks that a part reads and writes."""
     return BlockRange(part.base // POOL_BLOCK, -(-(part.past + len(part)) // POOL_BLOCK))
 
 
 def group_parts(parts: Sequence[Part], idle_blocks: int) -> list[list[int]]:
-    """Which parts run together: indices into `parts`, in the order of their extents.
+    """Group parts into runs; each group holds indices into `parts`, in the order of their extents.
 
-    The weights are read once in a run, but it computes all blocks from its first part's to its last part's.
-    idle_blocks: how many unused blocks cost as much as another run.
+    A run reads the weights once, but computes all blocks from its first part's to its last part's. idle_blocks: how
+    many unused blocks cost as much as another run.
     """
     groups = list[list[int]]()
     for index in sorted(range(len(parts)), key=lambda index: parts[index].base):
@@ -67,9 +67,9 @@ def _fit(group: Sequence[Part], part: Part, idle_blocks: int) -> bool:
 
 
 class Batch:
-    """What the graph is fed for `parts`, whose blocks lie one behind the other.
+    """The inputs of the graph for `parts`, whose blocks follow one another in the pool.
 
-    span: the pool's blocks that it computes. feeds: the other inputs by name; see `graph.TargetGraph.build`.
+    span: the blocks of the pool that are computed. feeds: the other inputs by name; see `graph.TargetGraph.build`.
     """
 
     def __init__(self, parts: Sequence[Part], config: TargetConfig) -> None:
@@ -95,13 +95,13 @@ class Batch:
 def routes(
     counts: Sequence[int], spans: Sequence[BlockRange], blocks: int, config: TargetConfig
 ) -> dict[str, NDArray[Any]]:
-    """Which queries meet which block and which sums belong to which token: five inputs of the graph.
+    """Return the five inputs of the graph that assign queries to blocks, and sums to tokens.
 
-    counts: tokens of each part. spans: blocks of each part among the run's `blocks`.
+    counts: tokens of each part. spans: each part's blocks, counted within the run's `blocks`.
     """
     parts, padded, heads = len(counts), max(counts), np.arange(config.num_attention_heads)
     begins = np.cumsum(counts) - counts
-    part_of_block = np.zeros(blocks if parts > 1 else 1, np.int64)  # unused blocks are masked for the first part
+    part_of_block = np.zeros(blocks if parts > 1 else 1, np.int64)  # the mask hides unused blocks from the first part
     shares = np.zeros((parts, blocks), np.float64)
     blocks_of_part = np.empty((parts, max(span.count for span in spans)), np.int64)
     tokens = np.empty((parts, padded), np.int64)
@@ -125,7 +125,7 @@ def routes(
 
 
 def slots(rows: Ints, config: TargetConfig) -> Ints:
-    """(block, head, row) of each new token, for its row among those of the run: int64 [1, kv_heads, T, 3]."""
+    """Return (block, head, row) of each new token, given its pool row within the run: int64 [1, kv_heads, T, 3]."""
     places = np.empty((1, config.num_key_value_heads, len(rows), 3), np.int64)
     places[..., 0], places[..., 2] = np.divmod(rows, POOL_BLOCK)
     places[..., 1] = np.arange(places.shape[1])[:, None]
@@ -135,18 +135,18 @@ def slots(rows: Ints, config: TargetConfig) -> Ints:
 def _joined_mask(
     parts: Sequence[Part], spans: Sequence[BlockRange], blocks: int, group: int, window: int = 0
 ) -> Floats:
-    """0 where a token attends, else -inf: float32 [blocks, 1, group * padded, POOL_BLOCK]. window: 0: any distance."""
+    """Return 0 where a token attends, else -inf: float32 [blocks, 1, group * padded, POOL_BLOCK]. window 0: none."""
     padded = max(len(part) for part in parts)
     joined = np.full((blocks, group, padded, POOL_BLOCK), -np.inf, np.float32)
     for part, span in zip(parts, spans, strict=True):
         mask = _mask(part, span.count, window)[:, None]
         joined[span.first : span.end, :, : len(part)] = mask
-        joined[span.first : span.end, :, len(part) :] = mask[:, :, -1:]  # its last token again
+        joined[span.first : span.end, :, len(part) :] = mask[:, :, -1:]  # padding repeats its last token
     return joined.reshape(blocks, 1, group * padded, POOL_BLOCK)
 
 
 def _mask(part: Part, blocks: int, window: int) -> Floats:
-    """The part's own: float32 [blocks, T, POOL_BLOCK]."""
+    """Return the mask of one part alone: float32 [blocks, T, POOL_BLOCK]."""
     count, chain, past = len(part), len(part.chain), part.past
     mask = np.full((count, blocks * POOL_BLOCK), -np.inf, np.float32)
     mask[:, :past] = 0

@@ -1,7 +1,7 @@
-"""Weight tables in blocks of inputs, each with a scale of its own, for MatMulNBits. Numpy only.
+"""Weight tables in blocks of inputs, each with its own scale, for MatMulNBits. Numpy only.
 
-A weight of 8 bits is scale * (byte - 128), one of 4 bits scale * (8 * nibble - zero point): 16 levels that may lie
-anywhere, so that a model whose file has 4 bits in blocks of 32 keeps them.
+A weight of 8 bits is scale * (byte - 128), one of 4 bits scale * (8 * nibble - zero point). The 16 levels of a 4-bit
+block may start anywhere, so a model whose file stores 4 bits in blocks of 32 keeps its weights unchanged.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ Halves = NDArray[np.float16]
 
 #: inputs that share a scale
 BLOCK = 32
-#: bytes from one 4-bit level to the next
+#: distance in bytes between two 4-bit levels
 LEVEL_BYTES = 8
-#: shares of a block's range that are tried; the one of least squared error is taken
+#: shares of a block's range to try; the one with the least squared error is used
 RANGES = (1.0, 0.95, 0.9, 0.85, 0.8)
 
 
 def quantise8_blocks(weight: Floats) -> tuple[Bytes, Halves, Floats]:
-    """weight float32 [N, K] -> (bytes uint8 [N, blocks, BLOCK], scales [N, blocks], float32 factor of the scales)."""
+    """Quantise float32 [N, K] to (bytes uint8 [N, blocks, BLOCK], scales [N, blocks], float32 factor of the scales)."""
     x = _blocks(weight)
     scales, factor = _halves(np.abs(x).max(-1) / np.float32(127))
     step = _steps(scales, factor)
@@ -38,9 +38,9 @@ def quantise8_blocks(weight: Floats) -> tuple[Bytes, Halves, Floats]:
 
 
 def quantise4_blocks(weight: Floats, moments: Doubles | None = None) -> tuple[Bytes, Bytes, Halves, Floats]:
-    """weight float32 [N, K] -> (nibbles uint8 [N, blocks, BLOCK / 2], zero points uint8 [N, blocks], scales, factor).
+    """Quantise float32 [N, K] to (nibbles uint8 [N, blocks, BLOCK / 2], zero points uint8 [N, blocks], scales, factor).
 
-    Of each byte the lower nibble is of the block's first half, the upper one of its second. moments: see `quantise8`.
+    The lower nibbles hold the first half of a block, the upper ones the second half. moments: see `quantise8`.
     """
     x = _blocks(weight)
     least, most = np.minimum(x.min(-1), 0), np.maximum(x.max(-1), 0)
@@ -48,7 +48,7 @@ def quantise4_blocks(weight: Floats, moments: Doubles | None = None) -> tuple[By
     for share in RANGES:
         step, offset = _grid(least * np.float32(share), (most - least) * np.float32(share / (15 * LEVEL_BYTES)))
         error = np.square(_nearest(x, step[..., None], offset[..., None]) - x).sum(-1)
-        better = error < best * np.float32(0.999)  # the whole range, where a smaller one is as good
+        better = error < best * np.float32(0.999)  # prefer the whole range when a smaller one is not better
         best, chosen = np.where(better, error, best), np.where(better, np.float32(share), chosen)
     scales, factor = _halves((most - least) * chosen / np.float32(15 * LEVEL_BYTES))
     step, offset = _grid(least * chosen, _steps(scales, factor))
@@ -74,26 +74,26 @@ def _rounded(weight: Floats, feedback: Feedback, step: Floats, offset: Floats) -
 
 
 def _nearest(x: NDArray[np.floating], step: Floats, offset: Floats) -> NDArray[np.floating]:
-    """The values of x that 4 bits can store."""
+    """Round x to the nearest values that 4 bits can store."""
     level = np.clip(np.rint((x / step - offset) / LEVEL_BYTES), 0, 15)
     return (level * LEVEL_BYTES + offset) * step
 
 
 def _grid(least: Floats, step: Floats) -> tuple[Floats, Floats]:
-    """(value of one byte, offset in bytes from zero to the lowest level) of each block."""
+    """Return (value of one byte, bytes from zero to the lowest level) of each block."""
     step = np.where(step > 0, step, np.float32(1))
     return step, np.clip(np.rint(least / step), -ZERO, 0)
 
 
 def _blocks(weight: Floats) -> Floats:
-    """[N, K] -> [N, blocks, BLOCK], padded with zeros."""
+    """Reshape [N, K] to [N, blocks, BLOCK], padded with zeros."""
     missing = -weight.shape[1] % BLOCK
     padded = np.pad(weight, ((0, 0), (0, missing))) if missing else weight
     return padded.reshape(len(weight), -1, BLOCK)
 
 
 def _halves(scales: Floats) -> tuple[Halves, Floats]:
-    """Scales as float16, and the power of two that they are to be multiplied by, which no small one is lost for."""
+    """Return scales as float16, and a power of two to multiply them by, chosen so that no small scale is lost."""
     largest = float(scales.max(initial=0))
     power = 2.0 ** (math.frexp(largest)[1] - 15) if largest else 1.0
     return (scales / np.float32(power)).astype(np.float16), np.array(power, np.float32)

@@ -11,21 +11,21 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
-#: opset of the graph, and the intermediate representation that goes with it
+#: opset of the graph, and its version of the ONNX format
 OPSET, IR_VERSION = 21, 10
-#: ONNX Runtime's own operators
+#: domain of ONNX Runtime's own operators
 MICROSOFT = "com.microsoft"
 
 
 class Tables(Protocol):
-    """Where large tensors go, such as `outrider_core.targets.tables.TableFile`."""
+    """Stores large tensors; see `outrider_core.targets.tables.TableFile`."""
 
     def tensor(self, name: str, make: Callable[[], NDArray[Any]]) -> onnx.TensorProto:
-        """Tensor `name`, which `make` computes unless it is there."""
+        """Return a reference to tensor `name`; `make` computes it unless it is stored already."""
 
 
 class InlineTables:
-    """Tables in the graph's own file."""
+    """Keeps tables in the graph's own file."""
 
     @staticmethod
     def tensor(name: str, make: Callable[[], NDArray[Any]]) -> onnx.TensorProto:
@@ -35,7 +35,7 @@ class InlineTables:
 
 @dataclass
 class Builder:
-    """Collects nodes and initialisers of a graph under construction. tables: where the large ones go."""
+    """Collects nodes and initialisers of a graph under construction. tables: stores the large ones."""
 
     tables: Tables
     nodes: list[onnx.NodeProto] = field(default_factory=list)
@@ -45,13 +45,13 @@ class Builder:
     _names: int = 0
 
     def constant(self, name: str, value: NDArray[np.generic]) -> str:
-        """An initialiser; one of the same name is taken to be the same."""
+        """Add an initialiser, unless there is one of this name."""
         if name not in self.tensors:
             self.tensors[name] = numpy_helper.from_array(np.ascontiguousarray(value), name)
         return name
 
     def table(self, name: str, make: Callable[[], NDArray[Any]]) -> str:
-        """A large initialiser, computed where the table file lacks it."""
+        """Add a large initialiser, computed only if the table file lacks it."""
         if name not in self.tensors:
             self.tensors[name] = self.tables.tensor(name, make)
         return name
@@ -67,13 +67,13 @@ class Builder:
         self.outputs.append(helper.make_tensor_value_info(name, kind, shape))
 
     def op(self, kind: str, *inputs: str, name: str = "", domain: str = "", **attributes: object) -> str:
-        """A node with one output, which is called `name` or gets a name of its own."""
+        """Add a node with one output, named `name` or with a generated name."""
         return self.ops(kind, *inputs, names=[name or self.fresh()], domain=domain, **attributes)[0]
 
     def ops(
         self, kind: str, *inputs: str, names: Sequence[str] | int, domain: str = "", **attributes: object
     ) -> list[str]:
-        """A node with several outputs; the name "" stands for one that is not wanted."""
+        """Add a node with several outputs; the name "" stands for an output that is not needed."""
         outputs = [self.fresh() for _ in range(names)] if isinstance(names, int) else list(names)
         self.nodes.append(helper.make_node(kind, list(inputs), outputs, domain=domain, **attributes))
         return outputs
@@ -84,6 +84,6 @@ class Builder:
         return helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION)
 
     def fresh(self) -> str:
-        """A name that no other output has."""
+        """Return a name that no other output has."""
         self._names += 1
         return f"t{self._names}"

@@ -1,9 +1,9 @@
-"""Target bundles: a lowered target in a folder, with everything that is needed to serve it. No torch.
+"""Target bundles: a lowered target in a folder, with everything needed to serve it. No torch.
 
 target.onnx, target.onnx.data   the graph and its tables
-products.onnx                   a product by which `check_products` tests a machine
+products.onnx                   a product with which `check_products` tests a machine
 tokenizer.json, tokenizer_config.json, chat_template.jinja
-manifest.json                   what it was made from, its shapes, and the size and SHA-256 of every file
+manifest.json                   the model it was made from, its shapes, size and SHA-256 of every file
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from outrider_core.targets.config import TargetConfig
 
 MANIFEST_FILE, GRAPH_FILE, DATA_FILE = "manifest.json", "target.onnx", "target.onnx.data"
 PRODUCTS_FILE = "products.onnx"
-#: version of the folder's layout, the graph's arithmetic and how text becomes tokens: another may write other text
+#: version of the folder's layout, the graph's arithmetic and the tokenisation; another version may write other text
 FORMAT_VERSION = 8
-#: bits of a weight that a bundle may have
+#: bits of a weight that a bundle can have
 BITS = (4, 8, 32)
-#: what to do about a bundle in the cache, and about one that somebody has exported
+#: what to do about a bundle in the cache, and about an exported one
 MADE_AGAIN, EXPORT_AGAIN = "delete this folder, and it is made again", "copy it again, or export it again"
 
 
@@ -34,10 +34,10 @@ class TargetBundleError(RuntimeError):
 
 @dataclass(frozen=True)
 class TargetBundle:
-    """A bundle on disk whose files are whole.
+    """A bundle on disk whose files are complete and undamaged.
 
     name: what the target was called when the bundle was made. source_hash: identity of the model it was made from.
-    bits: of its linear layers' weights, one of BITS. digest: 8 hex digits of what was made of the model: the graph, the
+    bits: of its linear layers' weights, one of BITS. digest: 8 hex digits of the conversion's result: the graph, the
     rounded weights and value_scales.
     value_scales: see `TargetGraph.value_scale`, one for each layer. max_positions: longest sequence.
     eos_ids: token ids that end an answer.
@@ -55,9 +55,9 @@ class TargetBundle:
 
     @property
     def arithmetic(self) -> str:
-        """Return what decides its text beside the model: replicas that are to write the same one have the same.
+        """Return the name of its arithmetic: replicas with the same model and the same name write the same text.
 
-        The digest is part of it, as weights that were calibrated on another kind of machine may be rounded otherwise.
+        The digest is part of it because calibration on another kind of machine may round weights differently.
         """
         return f"onnx-{self.bits}-v{FORMAT_VERSION}-{self.digest}"
 
@@ -68,14 +68,14 @@ class TargetBundle:
 
     @property
     def products(self) -> Path:
-        """Return what `check_products` reads."""
+        """The file that `check_products` reads."""
         return self.folder / PRODUCTS_FILE
 
 
 def open_target_bundle(folder: Path, remedy: str = MADE_AGAIN) -> TargetBundle:
-    """Open a bundle and check that its files are those that were written. Raises TargetBundleError.
+    """Open a bundle and check that its files are unchanged since they were written. Raises TargetBundleError.
 
-    remedy: what to do about one that cannot be used.
+    remedy: what the error tells the user to do about an unusable bundle.
     """
     path = folder / MANIFEST_FILE
     if not path.is_file():

@@ -1,4 +1,4 @@
-"""Target bundles of this machine: found in the cache, or made there. No torch."""
+"""Target bundles of this machine: opened from the cache, or made there. No torch."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def cached_target(
     waiting: Callable[[], None] = lambda: None,
     bits: int = 8,
 ) -> TargetBundle:
-    """Open a target's bundle from the cache, or make it now; a prepared one is opened, whatever its bits.
+    """Open a target's bundle from the cache, or make it now. A prepared bundle is opened whatever its bits.
 
-    At 8 bits weights are rounded to nearest; 4 bits are always calibrated, which takes minutes. While this process
-    runs, `outrider models rm` leaves the bundle alone.
+    At 8 bits, weights are rounded to nearest; 4 bits are always calibrated, which takes minutes. While this process
+    runs, `outrider models rm` does not remove the bundle.
 
     done, waiting, bits: see `make_target_bundle`. Raises TargetBundleError and TargetError.
     """
@@ -35,7 +35,7 @@ def cached_target(
     if source.prepared or (folder / MANIFEST_FILE).is_file():
         hold(folder)
         return open_target_bundle(folder, EXPORT_AGAIN if source.prepared else MADE_AGAIN)
-    from outrider_core.targets.convert import make_target_bundle  # takes memory, so only where it is needed
+    from outrider_core.targets.convert import make_target_bundle  # imported only here, as it takes memory
 
     made = make_target_bundle(source, folder, done=done, waiting=waiting, bits=bits)
     hold(folder)
@@ -47,7 +47,7 @@ def runnable_target(
     done: Callable[[int, int], None] = lambda step, steps: None,
     waiting: Callable[[], None] = lambda: None,
 ) -> TargetBundle:
-    """Return `cached_target` of 8 bits. Raises UnsupportedTarget too, if this machine would compute it wrongly."""
+    """Return `cached_target` with 8 bits. Raises UnsupportedTarget too, if this machine would compute it wrongly."""
     bundle = cached_target(source, done, waiting)
     check_products(bundle.products.read_bytes())
     return bundle

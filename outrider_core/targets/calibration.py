@@ -1,4 +1,4 @@
-"""What a target's linear layers read while it writes its own answers, by which their weights are rounded. No torch."""
+"""Calibration: collect the inputs of a target's linear layers on its own answers, to round weights by. No torch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from outrider_core.targets.products import open_session
 
 Doubles = NDArray[np.float64]
 
-#: what the target is asked. Kinds of text matter here, not their number
+#: prompts for the target; the kinds of text matter here, not their number
 PROMPTS = (
     "Explain to a child why leaves change their colour in autumn.",
     "Write a Python function that returns the longest word of a sentence, with a docstring.",
@@ -52,26 +52,25 @@ PROMPTS = (
     "Solve for x: 3x + 7 = 2(x - 4).",
     "Make a dialogue between a doctor and a patient with a sore throat.",
 )
-#: tokens that it writes to each
+#: tokens of each answer
 ANSWER_TOKENS = 80
 SAMPLING = Sampling(temperature=0.7, seed=1)
-#: moments held in memory at once, in bytes; the texts are run once for each such lot
+#: bytes of moments held in memory at once; the texts are run once for each lot
 MOMENT_BYTES = 128 << 20
 #: a layer with more inputs is rounded to nearest: its moments would take too much memory and time
 MOST_INPUTS = 8192
 
 
 def write_texts(bundle: TargetBundle, done: Callable[[int, int], None] = lambda token, tokens: None) -> list[list[int]]:
-    """Token ids of PROMPTS and of the target's own answers. done(token, tokens): after every token of the answers."""
+    """Return token ids of PROMPTS and of the target's answers. done(token, tokens): called after every token."""
     return [answer.ids for answer in write_answers(bundle, PROMPTS, ANSWER_TOKENS, SAMPLING, done)]
 
 
 class InputMoments:
     """Sums of x xᵀ over the inputs x of each linear layer, while the bundle's target reads `texts`.
 
-    A bundle of 8 bits serves to make another one of 8 bits, and one of 32 to make one of 4, whose layers read the same.
-
-    They are computed for several layers at once and asked for in the graph's order.
+    The moments for a bundle of 8 bits come from another one of 8 bits, those for 4 bits from one of 32: a layer's
+    inputs are the same in both. Several layers are computed at once, and must be asked for in the graph's order.
     """
 
     def __init__(self, bundle: TargetBundle, texts: Sequence[Sequence[int]], most_bytes: int = MOMENT_BYTES) -> None:
@@ -79,7 +78,7 @@ class InputMoments:
         self._graph = onnx.load(bundle.graph, load_external_data=False)
         dims = {tensor.name: tensor.dims for tensor in self._graph.graph.initializer}
         self._rounded = bundle.bits == 8
-        self._widths, self._read_by = dict[str, int](), dict[str, str]()  # inputs of each layer, and their name
+        self._widths, self._read_by = dict[str, int](), dict[str, str]()  # number of inputs, and their name
         for node in self._graph.graph.node:
             if node.op_type in ("MatMulIntegerToFloat", "FusedMatMul") and node.input[1].endswith(TABLE):
                 name = node.input[1].removesuffix(TABLE)
@@ -88,7 +87,7 @@ class InputMoments:
         self._moments = dict[str, Doubles]()
 
     def of(self, name: str) -> Doubles | None:
-        """float64 [inputs, inputs]; None for a layer that is too wide."""
+        """Return float64 [inputs, inputs]; None for a layer that is too wide."""
         if self._widths[name] > MOST_INPUTS:
             return None
         if name not in self._moments:
@@ -96,7 +95,7 @@ class InputMoments:
         return self._moments[name]
 
     def _lot(self, first: str) -> list[str]:
-        """The layers from `first` on that fit into memory together."""
+        """Return the layers from `first` on that fit into memory together."""
         names = list(self._widths)
         lot, size = list[str](), 0
         for name in names[names.index(first) :]:
@@ -121,7 +120,7 @@ class InputMoments:
         return moments
 
     def _session(self, names: Sequence[str]) -> onnxruntime.InferenceSession:
-        """The target up to these layers, whose inputs it gives out in place of logits."""
+        """Open the target up to these layers; its outputs are their inputs instead of logits."""
         model = onnx.ModelProto()
         model.CopyFrom(self._graph)
         del model.graph.output[:]
@@ -131,7 +130,7 @@ class InputMoments:
                 model.graph.output.append(helper.make_tensor_value_info(name + LARGEST, TensorProto.FLOAT, None))
             else:
                 model.graph.output.append(helper.make_tensor_value_info(self._read_by[name], TensorProto.FLOAT, None))
-        path = self._bundle.folder / "inputs.onnx"  # its tables are found beside it
+        path = self._bundle.folder / "inputs.onnx"  # in this folder, where it finds its tables
         onnx.save(model, path)
         try:
             return open_session(str(path))
@@ -147,7 +146,7 @@ def _feeds(text: Sequence[int], config: TargetConfig) -> dict[str, NDArray[np.ge
 
 
 def kept_texts(path: Path, write: Callable[[], list[list[int]]]) -> list[list[int]]:
-    """The texts in a file, which are written unless an earlier call has done so."""
+    """Read the texts in a file, or write them if no earlier call has done so."""
     texts: list[list[int]]
     try:
         texts = json.loads(path.read_bytes())

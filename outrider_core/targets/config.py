@@ -15,21 +15,21 @@ from outrider_core.targets.rope import Rope
 
 
 class _OneLine(ValueError):
-    """Its message is one line, whatever names in files hold."""
+    """An error whose message is one line, whatever the names in files contain."""
 
     def __init__(self, message: str) -> None:
         super().__init__(" ".join(message.split()))
 
 
 class UnsupportedTarget(_OneLine):
-    """The model's files describe something that is not computed here. One line that says what."""
+    """The model's files describe something that is not supported. One line that says what."""
 
 
 class BrokenTarget(_OneLine):
     """A model's files do not hold what they should. One line that says which file, what is wrong and what to do."""
 
 
-#: rotary kinds that depend on positions alone; "dynamic" does too, within the context that a model was trained with
+#: rotary kinds that depend on positions alone; so does "dynamic", within the context that a model was trained with
 _ROPE_OPTIONS = {
     "default": (),
     "dynamic": (),
@@ -44,10 +44,10 @@ _ROPE_OPTIONS = {
 class TargetConfig:
     """Shapes and constants of one model; the names are those of `config.json`, or see `Family`.
 
-    windowed_layers see no more than `sliding_window` tokens, their own among them, and have window_rope if it is given.
-    unrotated_layers have no rotary positions. rotary_dim: channels of a head that are rotated, 0: all.
-    attention_scale: of scores, 0: by the heads' width. query_growth: of queries with the logarithm of their positions
-    (Ministral 3). max_position_embeddings: at most so many that the rotary tables are right.
+    windowed_layers attend to at most `sliding_window` tokens, their own included, and use window_rope if it is given.
+    unrotated_layers have no rotary positions. rotary_dim: channels of a head that are rotated, 0: all. attention_scale:
+    factor of scores, 0: by the heads' width. query_growth: factor that grows with the logarithm of a query's position
+    (Ministral 3). max_position_embeddings: at most the length for which the rotary tables are right.
     """
 
     family: str
@@ -88,7 +88,7 @@ class TargetConfig:
 
     @property
     def linear_weights(self) -> int:
-        """Weights of all linear layers: what a step reads, however many tokens it computes."""
+        """Number of weights in all linear layers: what a step reads, however many tokens it computes."""
         attention = 2 * (self.num_attention_heads + self.num_key_value_heads) * self.head_dim
         layer = self.hidden_size * (attention + 3 * self.intermediate_size)
         return self.num_hidden_layers * layer + self.hidden_size * self.vocab_size
@@ -100,11 +100,11 @@ class TargetConfig:
 
     @property
     def score_scale(self) -> float:
-        """Return what products of queries and keys are multiplied by."""
+        """The factor by which products of queries and keys are multiplied."""
         return self.attention_scale or self.head_dim**-0.5
 
     def query_factors(self, positions: int) -> NDArray[np.float32]:
-        """Return what queries at positions 0.. are multiplied by."""
+        """Return the factors of queries at positions 0 to `positions` - 1."""
         if not self.query_growth:
             return np.ones(positions, np.float32)
         trained = self.rope.options["original_max_position_embeddings"]
@@ -112,7 +112,7 @@ class TargetConfig:
         return factors.astype(np.float32)
 
     def norms(self, layer: int) -> tuple[str, str, str, str]:
-        """Names of a layer's norms: before and behind attention, before and behind the MLP; "" for what it has not."""
+        """Return a layer's norms: before and after attention, before and after the MLP; "" for a missing one."""
         before = "pre_feedforward_layernorm" if self.post_norms else "post_attention_layernorm"
         names = (
             "input_layernorm" if self.pre_norms else "",
@@ -125,14 +125,14 @@ class TargetConfig:
 
     @classmethod
     def from_manifest(cls, values: Mapping[str, Any]) -> TargetConfig:
-        """Of what `dataclasses.asdict` made of one, in JSON. Raises TypeError."""
+        """Read what `dataclasses.asdict` wrote to a manifest. Raises TypeError."""
         ropes = {name: Rope(**values[name]) for name in ("rope", "window_rope") if values.get(name)}
         layers = {name: tuple(values.get(name, ())) for name in ("windowed_layers", "unrotated_layers")}
         return cls(**{**values, **layers, **ropes})
 
     @classmethod
     def from_json(cls, values: Any) -> TargetConfig:
-        """Of a `config.json`'s content. Raises UnsupportedTarget, and BrokenTarget if it makes no sense."""
+        """Read the content of a `config.json`. Raises UnsupportedTarget, and BrokenTarget if it makes no sense."""
         if not isinstance(values, dict):
             raise BrokenTarget("config.json is not a JSON object; download it again")
         name = values.get("model_type")
@@ -191,7 +191,7 @@ class TargetConfig:
         return config
 
     def lacking(self, other: TargetConfig) -> str:
-        """Return what `other` computes otherwise than this, biases that may be zeros left out; "" for nothing."""
+        """Describe what `other` computes differently, apart from biases that may be zeros; "" if nothing."""
         tensors = other.tensors()
         if name := next((name for name, shape in self.tensors().items() if tensors.get(name) != shape), ""):
             return f"tensor {name}"
@@ -207,7 +207,7 @@ class TargetConfig:
         return ""
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
-        """The shape of every tensor that the model has, by name; see `outrider_core.targets.weights`."""
+        """Return the shape of every tensor of the model by name; see `outrider_core.targets.weights`."""
         width, inner = self.hidden_size, self.intermediate_size
         query, key = self.num_attention_heads * self.head_dim, self.num_key_value_heads * self.head_dim
         shapes: dict[str, tuple[int, ...]] = {"embed_tokens": (self.vocab_size, width), "norm": (width,)}
@@ -237,7 +237,7 @@ class TargetConfig:
 
 
 def _count(values: Mapping[str, Any], name: str, default: int | None = None) -> int:
-    """A positive whole number; `default` if there is none, or null."""
+    """Return a positive whole number; `default` if it is missing or null."""
     value = values.get(name)
     value = default if value is None else value
     if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < 1 << 24 or value != int(value):
@@ -254,7 +254,7 @@ def _number(values: Mapping[str, Any], name: str, default: float | None = None) 
 
 
 def _dense_granite(values: dict[str, Any]) -> dict[str, Any]:
-    """Those of a granite model. Raises UnsupportedTarget for one with experts or recurrent layers."""
+    """Return a granite model's values. Raises UnsupportedTarget for one with experts or recurrent layers."""
     kinds = values.get("layer_types") or ["mamba"]
     if values.get("num_local_experts", 8) or not {*map(str, kinds)} <= {"attention", "full_attention"}:
         raise UnsupportedTarget(
@@ -267,7 +267,7 @@ def _dense_granite(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _scales(values: Mapping[str, Any], family: Family, name: str) -> dict[str, float]:
-    """Constants by which parts of the model are multiplied."""
+    """Return the factors by which parts of the model are multiplied."""
     if family.multipliers:
         return {
             "embedding_scale": _number(values, "embedding_multiplier", 1.0),
@@ -287,7 +287,7 @@ def _scales(values: Mapping[str, Any], family: Family, name: str) -> dict[str, f
 
 
 def _unrotated(values: Mapping[str, Any]) -> tuple[int, ...]:
-    """Layers without rotary positions."""
+    """Return the layers without rotary positions."""
     count, rotated = _count(values, "num_hidden_layers"), values.get("no_rope_layers")
     if rotated is None and "no_rope_layer_interval" in values:
         interval = _count(values, "no_rope_layer_interval")
@@ -302,7 +302,7 @@ def _unrotated(values: Mapping[str, Any]) -> tuple[int, ...]:
 def _windows(
     values: Mapping[str, Any], family: Family, context: int, unrotated: tuple[int, ...]
 ) -> tuple[int, tuple[int, ...]]:
-    """(sliding_window, windowed_layers); (0, ()) if no window is shorter than the context."""
+    """Return (sliding_window, windowed_layers); (0, ()) if no window is shorter than the context."""
     count = _count(values, "num_hidden_layers")
     kinds = values.get("layer_types") or []
     if not isinstance(kinds, list) or not all(isinstance(kind, str) for kind in kinds) or len(kinds) not in (0, count):
@@ -315,7 +315,7 @@ def _windows(
         windowed = tuple(range(count))
     elif kinds:
         windowed = tuple(layer for layer, kind in enumerate(kinds) if kind == "sliding_attention")
-    elif "sliding_window_pattern" in values:  # Gemma's rule: every so many layers one sees all
+    elif "sliding_window_pattern" in values:  # Gemma's rule: every n-th layer attends to everything
         pattern = _count(values, "sliding_window_pattern")
         windowed = tuple(layer for layer in range(count) if (layer + 1) % pattern)
     elif "no_rope_layer_interval" in values:
@@ -329,7 +329,7 @@ def _windows(
 
 
 def _first_windowed(values: Mapping[str, Any]) -> int:
-    """Qwen's rule: the layers from here on have a window, if any has."""
+    """Return the first layer that has a window, by Qwen's rule."""
     value = values.get("max_window_layers", 28)
     if not isinstance(value, int):
         raise BrokenTarget(f"config.json: max_window_layers is {value!r}, not a whole number")
@@ -337,7 +337,7 @@ def _first_windowed(values: Mapping[str, Any]) -> int:
 
 
 def _rotary_share(values: Mapping[str, Any], family: Family) -> float:
-    """Of a head's channels, how many are rotated."""
+    """Return the share of a head's channels that is rotated."""
     options = values.get("rope_parameters") or values.get("rope_scaling") or {}
     inside = options.get("partial_rotary_factor") if isinstance(options, dict) else None
     share = _number(
@@ -349,7 +349,7 @@ def _rotary_share(values: Mapping[str, Any], family: Family) -> float:
 
 
 def _ropes(values: Mapping[str, Any], family: Family, context: int, dim: int) -> tuple[Rope, Rope | None]:
-    """(rotary positions, those of windowed layers if they have their own).
+    """Return (rotary positions, those of windowed layers if they have their own).
 
     Old and new spellings: `rope_theta` beside `rope_scaling`, or both in `rope_parameters`.
     """

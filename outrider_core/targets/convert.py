@@ -35,9 +35,9 @@ from outrider_core.targets.tables import INDEX_FILE, TableFile
 from outrider_core.targets.weights import GgufWeights, Weights, folder_weights
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json")
-#: in a bundle under way: the copy whose weights are rounded to nearest, and what it has written
+#: subfolders of a bundle under way: the copy whose weights are rounded to nearest, and its answers
 PLAIN_FOLDER, TEXTS_FILE = "plain", "texts.json"
-#: what to do where a folder cannot be written
+#: what to do if a folder cannot be written
 REMEDY = "free some space there, or name another folder with OUTRIDER_CACHE"
 
 
@@ -54,11 +54,11 @@ def make_target_bundle(
 ) -> TargetBundle:
     """Lower a model into `folder`, which appears once it is complete.
 
-    Work under way lies beside it and goes on where it was interrupted (not after an error); of several processes one
-    works and the others wait. done(step, steps) is called after every step, waiting() if another process is at work.
-    bits: of its weights, one of BITS. calibrate: make a first copy, let it write some answers, and round 8-bit weights
-    anew by what they read then; otherwise to nearest. 4 bits are always calibrated. remedy: what to do if the folder
-    cannot be written. Raises TargetBundleError.
+    Work under way lies beside it. An interrupted conversion resumes there (one that failed starts again). Among several
+    processes one works and the others wait. done(step, steps): called after every step. waiting(): called if another
+    process is at work. bits: of its weights, one of BITS. calibrate: make a first copy, let it write some answers, and
+    round 8-bit weights again by the inputs that its layers read then; otherwise to nearest. 4 bits are always
+    calibrated. remedy: what to do if the folder cannot be written. Raises TargetBundleError.
     """
     aside = folder.with_name(f".{folder.name}.{source.identity}.partial")
     try:
@@ -84,7 +84,7 @@ def make_target_bundle(
     except BrokenTarget as error:
         shutil.rmtree(aside, ignore_errors=True)
         raise TargetBundleError(f"{source.name}: {error}") from None
-    except TargetBundleError:  # what an interrupted call has left is damaged
+    except TargetBundleError:  # an interrupted call left a damaged one
         shutil.rmtree(aside, ignore_errors=True)
         raise
     return open_target_bundle(folder)
@@ -92,7 +92,7 @@ def make_target_bundle(
 
 @contextmanager
 def alone(path: Path, waiting: Callable[[], None]) -> Iterator[None]:
-    """Hold a lock; `waiting` is called once where another process has it."""
+    """Hold a lock; `waiting` is called once if another process holds it."""
     lock = FileLock(path)
     try:
         lock.acquire(timeout=0)
@@ -106,7 +106,7 @@ def alone(path: Path, waiting: Callable[[], None]) -> Iterator[None]:
 
 
 def _write_calibrated(lowering: _Lowering, folder: Path, done: Callable[[int, int], None]) -> None:
-    """A third of the steps each: a first copy, its answers, and the copy that is kept."""
+    """Write a first copy, its answers, and the final copy; each reports a third of the steps."""
     plain = folder / PLAIN_FOLDER
     if not _opens(plain):
         plain.mkdir(exist_ok=True)
@@ -126,7 +126,7 @@ def _write_calibrated(lowering: _Lowering, folder: Path, done: Callable[[int, in
 
 
 def _opens(folder: Path) -> bool:
-    """Return whether an earlier call has left a whole bundle there; one that is damaged is removed."""
+    """Return whether an earlier call has left a complete bundle there; a damaged one is removed."""
     if not (folder / MANIFEST_FILE).is_file():
         return False
     try:
@@ -139,7 +139,7 @@ def _opens(folder: Path) -> bool:
 
 @dataclass(frozen=True)
 class _Lowering:
-    """What is lowered; see make_target_bundle."""
+    """A model on its way to a target bundle; see make_target_bundle."""
 
     source: TargetSource
     max_positions: int
@@ -178,7 +178,7 @@ class _Lowering:
         durable.write(folder / MANIFEST_FILE, json.dumps(manifest, indent=2) + "\n")
 
     def _open(self, folder: Path) -> tuple[Weights, TargetConfig, Sequence[int]]:
-        """The weights, their shapes and the ids that end an answer; the tokenizer's files are put into `folder`."""
+        """Return weights, shapes and the ids that end an answer; put the tokenizer's files into `folder`."""
         path = self.source.path
         if path.is_dir():
             for name in _TOKENIZER_FILES:

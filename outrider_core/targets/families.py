@@ -1,4 +1,4 @@
-"""Model families that are computed here: what each has that Llama has not."""
+"""Supported model families, each described by its differences from Llama."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Family:
-    """What a family's decoder has that Llama's has not, beside what config.json says of each model.
+    """How a family's decoder differs from Llama's, beside what config.json says of each model.
 
     differs: in words, for the documentation. defaults: of keys that config.json may leave out, if they are not Llama's.
     biases: "config", as attention_bias and mlp_bias say; "attention", as attention_bias says; "inputs", of query, key
     and value; or "none". windows: "none"; "all" layers have one; "layers", as layer_types says. head_norms: each query
-    and key head is normalised; joined_norms: all of them together. pre_norms: of what a branch reads; post_norms: of
-    what it adds. gain_offset: added to what a folder stores as a norm's gains. multipliers: config.json has Granite's.
-    partial: a part of each head may be rotated. stored: parts of a layer that folders call otherwise; several parts of
-    one name are its rows. gguf: its name in GGUF files; gguf_parts: as `stored`, there; gguf_pairs: rows of query and
-    key lie there with the two halves of each rotary pair side by side.
+    and key head is normalised; joined_norms: all of them together. pre_norms: norms before a branch; post_norms: norms
+    after it. gain_offset: added to the stored gains of a norm. multipliers: config.json has Granite's. partial: only a
+    part of each head may be rotated. stored: other names that folders give to parts of a layer; parts with the same
+    name are stored as its rows. gguf: the family's name in GGUF files; gguf_parts: as `stored`, there; gguf_pairs: rows
+    of query and key are stored there with the two halves of each rotary pair side by side.
     """
 
     differs: str
@@ -153,7 +153,7 @@ FAMILIES = {
         },
     ),
 }
-#: why others are not -> their names in config.json and in GGUF files
+#: why a family is not supported -> its names in config.json and in GGUF files
 REFUSED = {
     "its layers are mixtures of experts": "qwen2_moe qwen2moe qwen3_moe qwen3moe mixtral gpt_oss gpt-oss granitemoe "
     "olmoe phimoe deepseek_v2 deepseek_v3 deepseek2 glm4_moe glm4moe llama4 llama4_text",

@@ -1,4 +1,4 @@
-"""What the metadata of a GGUF file says of a model, as TargetConfig. Every key is obeyed, or refused by name."""
+"""Read a TargetConfig from the metadata of a GGUF file. Every key is used, or refused by name."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from outrider_core.targets.config import BrokenTarget, TargetConfig, Unsupported
 from outrider_core.targets.families import FAMILIES, Family
 from outrider_core.targets.gguf_file import GgufFile
 
-#: what rotary frequencies are divided by: in texts of any length; or up to the context it was trained with, and beyond
+#: tensors of divisors of rotary frequencies: for texts of any length; or within and beyond the trained context
 _COMMON, _SHORT, _LONG = "rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight"
-#: keys behind the family's name that are read below
+#: keys after the family's name that are read below
 _READ = (
     "vocab_size context_length embedding_length feed_forward_length block_count attention.head_count "
     "attention.head_count_kv attention.key_length attention.value_length attention.layer_norm_rms_epsilon "
@@ -23,7 +23,7 @@ _READ = (
     "rope.scaling.original_context_length rope.scaling.finetuned rope.scaling.attn_factor "
     "rope.scaling.yarn_beta_fast rope.scaling.yarn_beta_slow rope.scaling.yarn_log_multiplier attention.scale"
 )
-#: the same of some families, in config.json's names
+#: keys of single families, with their names in config.json
 _OWN: dict[str, dict[str, str]] = {
     "granite": {
         "embedding_scale": "embedding_multiplier",
@@ -38,7 +38,7 @@ _OWN: dict[str, dict[str, str]] = {
     },
     "phi3": {"attention.sliding_window": "sliding_window"},
 }
-#: others that change nothing if they have these values
+#: keys that change nothing if they have these values
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "attention.causal": (True,),
     "attention.clamp_kqv": (0,),
@@ -71,7 +71,7 @@ _NAMES = {"embed_tokens": "token_embd", "norm": "output_norm", "lm_head": "outpu
 
 
 def gguf_name(name: str, family: Family) -> str:
-    """Return what GGUF files call a tensor of TargetConfig.tensors."""
+    """Return the name that GGUF files give to a tensor of TargetConfig.tensors."""
     bare, suffix = (name[: -len(".bias")], ".bias") if name.endswith(".bias") else (name, ".weight")
     if bare in _NAMES:
         return _NAMES[bare] + suffix
@@ -80,14 +80,14 @@ def gguf_name(name: str, family: Family) -> str:
 
 
 def rope_tensors(file: GgufFile) -> tuple[str, ...]:
-    """Names of the tensors that rotary positions are made of; those of LongRoPE come in pairs."""
+    """Return the names of the tensors with rotary divisors; those of LongRoPE come in pairs."""
     if _COMMON in file.tensors:
         return (_COMMON,)
     return (_SHORT, _LONG) if {_SHORT, _LONG} <= file.tensors.keys() else ()
 
 
 def gguf_config(file: GgufFile) -> TargetConfig:
-    """Raise UnsupportedTarget for what is not computed here, BrokenTarget for metadata that makes no sense."""
+    """Read the config. Raises UnsupportedTarget for unsupported features, BrokenTarget for senseless metadata."""
     config = TargetConfig.from_json(gguf_values(file))
     return replace(
         config,
@@ -103,7 +103,7 @@ def _biased(file: GgufFile, family: str, *parts: str) -> bool:
 
 
 def gguf_values(file: GgufFile) -> dict[str, Any]:
-    """What config.json would say of the model, where biases go together. Raises as `gguf_config` does."""
+    """Return the model's values as config.json would have them. Raises as `gguf_config` does."""
     kind, name = file.fields.get("general.type", "model"), file.fields.get("general.architecture")
     if kind != "model":
         raise UnsupportedTarget(f"this GGUF file holds no model, but what it calls {kind!r}")
@@ -151,19 +151,19 @@ def gguf_values(file: GgufFile) -> dict[str, Any]:
         values["partial_rotary_factor"] = rotary / head_dim
     if FAMILIES[family].multipliers:
         values["attention_multiplier"] = keys.get("attention.scale", 0) or head_dim**-0.5
-    if family == "gemma3_text":  # scores of 27B alone are not scaled by the heads' width
+    if family == "gemma3_text":  # only the 27B model's scores are not scaled by the heads' width
         values["query_pre_attn_scalar"] = width // heads if keys.get("block_count") == 62 else head_dim
     return values
 
 
 class _Keys:
-    """The keys behind a family's name."""
+    """The keys that begin with the family's name."""
 
     def __init__(self, file: GgufFile) -> None:
         self.file, self._family = file, str(file.fields.get("general.architecture"))
 
     def check(self) -> None:
-        """Raise UnsupportedTarget for a key that would change something and is not read."""
+        """Raise UnsupportedTarget for an unknown key that would change something."""
         prefix, read = f"{self._family}.", {*_READ.split(), *_OWN.get(self._family, {})}
         for name, value in self.file.fields.items():
             key = name.removeprefix(prefix)
@@ -171,11 +171,11 @@ class _Keys:
                 raise UnsupportedTarget(f"a GGUF file with {name} = {str(value)[:40]} is not supported")
 
     def get(self, key: str, default: Any = None) -> Any:
-        """A key's value, or `default`."""
+        """Return a key's value, or `default`."""
         return self.file.fields.get(f"{self._family}.{key}", default)
 
     def number(self, key: str, default: float | None = None) -> Any:
-        """The same; of a list for all layers, what they agree on. Raises BrokenTarget without a number."""
+        """Return a number, or the one that a list for all layers agrees on. Raises BrokenTarget if there is none."""
         value = self.get(key, default)
         if isinstance(value, list) and len(set(map(str, value))) == 1:
             value = value[0]
@@ -188,7 +188,7 @@ class _Keys:
 
 
 def _long_rope(short: NDArray[np.float32], long: NDArray[np.float32], trained: int, gain: float) -> dict[str, Any]:
-    """LongRoPE as config.json has it; with equal factors, they are those of texts of any length."""
+    """Return LongRoPE in the form of config.json; with equal factors it is the kind for texts of any length."""
     return {
         "rope_type": "longrope",
         "short_factor": short.tolist(),
@@ -199,9 +199,9 @@ def _long_rope(short: NDArray[np.float32], long: NDArray[np.float32], trained: i
 
 
 def _rope_scaling(keys: _Keys) -> dict[str, Any]:
-    """`rope_scaling` as config.json has it."""
+    """Return `rope_scaling` in the form of config.json."""
     factor = keys.get("rope.scaling.factor", keys.get("rope.scale_linear", 0)) or 1.0
-    kind = keys.get("rope.scaling.type") or "linear"  # what a factor alone means
+    kind = keys.get("rope.scaling.type") or "linear"  # the meaning of a factor without a type
     divisors = [keys.file.values(name) for name in rope_tensors(keys.file)]
     if len(divisors) == 1:
         if kind not in ("linear", "none"):

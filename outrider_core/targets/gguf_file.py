@@ -1,4 +1,4 @@
-"""The header of a GGUF file: metadata and where its tensors lie. No torch, and nothing large is read."""
+"""Read the header of a GGUF file: metadata and the places of its tensors. No torch, and nothing large is read."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _MOST_FIELDS, _MOST_TENSORS, _MOST_DIMENSIONS = 65_536, 1 << 20, 4
 
 @dataclass(frozen=True)
 class GgufTensor:
-    """shape: [outputs, inputs] or [outputs]. kind: its number in ggml's list of formats. offset: in the file."""
+    """A tensor's entry. shape: [outputs, inputs] or [outputs]. kind: ggml's format number. offset: in the file."""
 
     name: str
     shape: tuple[int, ...]
@@ -35,9 +35,9 @@ class GgufTensor:
 
 
 class GgufFile:
-    """fields: metadata by name, numbers as int, float or bool, arrays as lists. tensors: by name.
+    """An open GGUF file. fields: metadata by name, numbers as int, float or bool, arrays as lists. tensors: by name.
 
-    Raises BrokenTarget if the file does not hold what it says, UnsupportedTarget for a part of a split file and for a
+    Raises BrokenTarget if the file does not match its header, UnsupportedTarget for a part of a split file and for a
     big-endian one.
     """
 
@@ -118,7 +118,7 @@ class GgufFile:
         return np.frombuffer(self._take(count * code.itemsize), code).tolist()
 
     def _texts(self, count: int) -> list[str]:
-        """As many strings; there may be hundreds of thousands."""
+        """Read `count` strings; there may be hundreds of thousands."""
         data, at, texts, length = self._data, self._at, list[str](), struct.Struct("<Q")
         for _ in range(count):
             begin = at + length.size
@@ -139,7 +139,7 @@ class GgufFile:
         return GgufTensor(name, tuple(reversed(shape)), self._number("I"), self._number("Q"))
 
     def values(self, name: str, rows: slice = slice(None)) -> NDArray[np.float32]:
-        """Rows of a tensor, dequantised. Raises UnsupportedTarget."""
+        """Return rows of a tensor, dequantised. Raises UnsupportedTarget."""
         from gguf.constants import GGMLQuantizationType
         from gguf.quants import dequantize
 
@@ -160,7 +160,7 @@ class GgufFile:
 
 
 def _stored_bytes(tensor: GgufTensor) -> int:
-    """Return how many bytes a tensor takes. Raises ValueError if its format is unknown or does not divide its rows."""
+    """Return the bytes of a tensor. Raises ValueError if its format is unknown or does not divide its rows."""
     per_block, block_bytes = _blocks().get(tensor.kind, (0, 0))
     if not per_block:
         raise ValueError(f"tensor {tensor.name} is stored in format {tensor.kind}, which is unknown")
@@ -171,14 +171,14 @@ def _stored_bytes(tensor: GgufTensor) -> int:
 
 @cache
 def _blocks() -> dict[int, tuple[int, int]]:
-    """Of each format by its number: how many numbers a block has, and how many bytes."""
+    """Return (numbers of a block, its bytes) by the number of the format."""
     from gguf.constants import GGML_QUANT_SIZES
 
     return {int(kind): size for kind, size in GGML_QUANT_SIZES.items()}
 
 
 def is_gguf(path: Path) -> bool:
-    """Return whether a file begins as GGUF files do, whatever it is called."""
+    """Return whether a file begins as GGUF files do, whatever its name is."""
     try:
         with path.open("rb") as file:
             return file.read(4) == MAGIC

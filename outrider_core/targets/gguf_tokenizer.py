@@ -1,4 +1,4 @@
-"""The tokenizer and chat template inside a GGUF file, as the files of a model folder. No torch."""
+"""Write the tokenizer and chat template inside a GGUF file as the files of a model folder. No torch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Fields = Mapping[str, Any]
 _CONTROL, _USER_DEFINED, _BYTE = 3, 4, 6
 #: a space, as SentencePiece writes it
 _SPACE = "\u2581"
-#: what ends a turn, beside what the file names as such, if the chat template writes it (llama.cpp knows these by name)
+#: tokens that end a turn if the chat template writes them, beside those that the file names (as in llama.cpp)
 _TURN_ENDS = (
     "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>",
     "<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>", "<end_of_utterance>", "<turn|>", "<｜end▁of▁sentence｜>", "</s>",
@@ -29,12 +29,12 @@ _TURN_ENDS = (
 
 
 def turn_ends(template: str, tokens: Mapping[str, int]) -> set[int]:
-    """Ids of the tokens by which a chat template ends turns. tokens: ids of special tokens by their text."""
+    """Return the ids of the tokens that end turns in a chat template. tokens: ids of special tokens by their text."""
     return {tokens[text] for text in _TURN_ENDS if text in template and text in tokens}
 
 
 def gguf_ends(fields: Fields) -> list[int]:
-    """Ids that end an answer: end of sequence, of turn and of message, and what the chat template ends turns with."""
+    """Return the ids that end an answer: end of sequence, of turn and of message, and those in the chat template."""
     tokens = _tokens(fields)
     named = {_token_id(fields, f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")} - {None}
     special = {token: index for index, token in enumerate(tokens) if _types(fields)[index] == _CONTROL}
@@ -42,7 +42,7 @@ def gguf_ends(fields: Fields) -> list[int]:
 
 
 def check_tokenizer(fields: Fields) -> None:
-    """Raise UnsupportedTarget for a tokenizer that is not written here, BrokenTarget for one that makes no sense."""
+    """Raise UnsupportedTarget for a kind of tokenizer not handled here, BrokenTarget for one that makes no sense."""
     kind, pre = fields.get("tokenizer.ggml.model"), fields.get("tokenizer.ggml.pre", "default")
     if kind not in ("gpt2", "llama"):
         raise UnsupportedTarget(f"a GGUF file with a tokenizer of kind {kind!r} is not supported; use the model folder")
@@ -92,7 +92,7 @@ def write_tokenizer(fields: Fields, folder: Path) -> None:
 
 
 def _byte_level(fields: Fields, tokens: Sequence[str]) -> tuple[Tokenizer, bool]:
-    """(the tokenizer, whether a sequence begins with BOS unless the file says otherwise)."""
+    """Return (the tokenizer, whether a sequence begins with BOS unless the file says otherwise)."""
     rule = PRE_TOKENIZERS[fields.get("tokenizer.ggml.pre", "default")]
     model = _bpe(
         tokens, _merges(fields), continuing_subword_prefix="", end_of_word_suffix="", ignore_merges=rule.whole_words
@@ -104,7 +104,7 @@ def _byte_level(fields: Fields, tokens: Sequence[str]) -> tuple[Tokenizer, bool]
 
 
 def _sentence_pieces(fields: Fields, tokens: Sequence[str]) -> tuple[Tokenizer, bool]:
-    """The same, of a SentencePiece tokenizer: pieces are merged in the order of their scores."""
+    """Return the same for a SentencePiece tokenizer, which merges pieces in the order of their scores."""
     scores = fields.get("tokenizer.ggml.scores")
     if not isinstance(scores, list) or len(scores) != len(tokens):
         raise BrokenTarget("its metadata does not give every token a score in tokenizer.ggml.scores")
@@ -145,7 +145,7 @@ def _bpe(tokens: Sequence[str], merges: Sequence[tuple[str, str]], **options: An
 
 
 def _merges(fields: Fields) -> list[tuple[str, str]]:
-    """Pairs; the file has a space between the two."""
+    """Return the pairs; the file has a space between the two."""
     merges = fields.get("tokenizer.ggml.merges")
     if not isinstance(merges, list) or not all(isinstance(merge, str) and " " in merge[1:] for merge in merges):
         raise BrokenTarget("its metadata lacks tokenizer.ggml.merges, or has others than pairs there")
@@ -167,7 +167,7 @@ def _types(fields: Fields) -> list[int]:
 
 
 def named_tokens(fields: Fields) -> dict[str, str]:
-    """The tokens that chat templates know by name."""
+    """Return the tokens that chat templates know by name."""
     return {
         f"{name}_token": _tokens(fields)[index]
         for name, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding"))
@@ -176,18 +176,18 @@ def named_tokens(fields: Fields) -> dict[str, str]:
 
 
 def gguf_chat(fields: Fields) -> ChatTokenizer:
-    """Return the chat template on a tokenizer without tokens, which is made at once: enough to try the template by."""
+    """Return the chat template on an empty tokenizer, which is made at once: enough to test the template."""
     return ChatTokenizer(Tokenizer(BPE()), gguf_template(fields), named_tokens(fields))
 
 
 def gguf_template(fields: Fields) -> str:
-    """The chat template, "" for none."""
+    """Return the chat template; "" if there is none."""
     template = fields.get("tokenizer.chat_template", "")
     return template if isinstance(template, str) else ""
 
 
 def _token_id(fields: Fields, name: str) -> int | None:
-    """A token's id; None where there is none, which some files write as the largest number."""
+    """Return a token's id; None if there is none, which some files write as the largest number."""
     value = fields.get(name)
     if value is None or value in (-1, 0xFFFFFFFF):
         return None

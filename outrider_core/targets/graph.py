@@ -3,13 +3,13 @@
 A step computes T tokens of one or several sessions: any mixture of prompt, single tokens and tree nodes. Their keys
 and values go into the sessions' blocks of the KV pool in place; each token attends to what its row of the mask allows.
 
-**Why a token's logits do not depend on the step it is computed in.** Norms and rotary positions are
-computed row by row, and so are linear layers (`linears`). A query-key score
-sums over one head's width in one fixed order. What would break is the sum over the tokens attended to, whose
-order and grouping depend on where their rows lie. So values are rounded to integers of 10 bits and a sign, and softmax
-weights to 16 bits, which are multiplied eight at a time: the sum over a block of the pool then fits the 24 bits of a
-float32, sums over blocks fit the 53 of a float64, and what is exact is the same in any order. With float32 weights
-values and softmax weights have as many bits as leave room in a float64 for sums over the longest context.
+**Why a token's logits do not depend on the step it is computed in.** Norms, rotary positions and linear layers
+(`linears`) are computed row by row, and a query-key score sums over one head's width in a fixed order. Only the sum
+over the tokens attended to has an order that depends on where their rows are. So values are rounded to integers of 10
+bits and a sign, and softmax weights to 16 bits, which are multiplied eight at a time: the sum over a block of the pool
+then fits the 24 bits of a float32, sums over blocks fit the 53 of a float64, and exact sums are the same in any order.
+With float32 weights, values and softmax weights get as many bits as still leave room in a float64 for sums over the
+longest context.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from outrider_core.targets.quantise import Rotation, hadamard, hadamard_block, r
 from outrider_core.targets.rope import Rope
 from outrider_core.targets.weights import Floats, Rows, Weights
 
-#: bits of an integer that a float64 holds
+#: bits of an integer that a float64 stores exactly
 DOUBLE_BITS = 53
 
 
@@ -39,9 +39,9 @@ DOUBLE_BITS = 53
 class Sums:
     """How values and softmax weights are rounded to integers, so that their sums are exact.
 
-    largest_value: of values. largest_spread: that many times the root mean square of values of inputs without a
-    preferred direction is what largest_value stands for. weight_bits: of the fraction of the largest weight; where
-    `halves`, its upper and lower half are multiplied apart, in float32, else in float64.
+    largest_value: integer of the largest value. largest_spread: value that it stands for, in root mean squares of
+    values of inputs without a preferred direction. weight_bits: bits of a weight as a fraction of the largest one.
+    halves: multiply the upper and the lower half of weights separately in float32, instead of whole in float64.
     """
 
     largest_value: int
@@ -51,7 +51,7 @@ class Sums:
 
     @classmethod
     def of(cls, bits: int, config: TargetConfig, max_context: int) -> Sums:
-        """For weights of so many bits."""
+        """Return the rounding for weights with this many bits."""
         if bits < 32:
             # of a block of the pool 64 products of 11 bits and 8 fit the 24 bits of a float32
             return cls(2**10, 12.0, 16, halves=True)
@@ -63,8 +63,8 @@ class Sums:
 class TargetGraph:
     """Builds the graph of one target.
 
-    bits: of its weights, 4, 8 or 32. done: told of every layer that is stored, for a progress bar. moments: what is
-    known of a linear layer's inputs, by its name; see `quantise8`.
+    bits: of its weights, 4, 8 or 32. done: called after every stored layer, for a progress bar. moments: statistics of
+    each linear layer's inputs by its name; see `quantise8`.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class TargetGraph:
         self.config, self.weights, self.max_context, self.done = config, weights, max_context, done
         self.graph = Builder(tables)
         self._linears = linears_of(bits, self.graph, moments)
-        # gains of a norm that stands before a sum do not go into any layer, so its channels have to be the model's own
+        # the gains of a norm before a sum are not merged into a layer, so its channels have to be the model's own
         rotated = self._linears.rotated and not config.post_norms
         self._rotation = Rotation(config.hidden_size) if rotated else None
         self._sums = Sums.of(bits, config, max_context)
@@ -88,18 +88,17 @@ class TargetGraph:
         self._norm_names = [*(name for layer in layers for name in config.norms(layer)[::2]), "norm"]
 
     def build(self) -> onnx.ModelProto:
-        """The whole model.
+        """Build the whole model.
 
         Inputs: ids int64 [T]; positions int64 [1, T]; slots int64 [1, kv_heads, T, 3] (block, head and row of each new
         token); wanted int64 [R]; keys_<layer> and values_<layer> float32 [blocks, kv_heads, POOL_BLOCK, head_dim].
-        Each session's part is padded to the P tokens of the longest. queries int64 [blocks, kv_heads, group * P]: for
-        each block which rows of the queries [heads * T, head_dim] meet it; mask float32 [blocks, 1, group * P,
-        POOL_BLOCK], 0 or -inf; blocks_of_part int64 [parts, most], a part's own, one of them again where it has fewer;
-        part_of_block int64 [blocks]; shares_of_blocks float64 [parts, blocks], 1 for a part's own, else 0; answers
-        int64 [T, heads]: a token's rows of the sums [parts * heads * P, head_dim]. With a single part, queries
-        and part_of_block may have a single block, for all. window_mask: the mask of layers with sliding windows.
-        Outputs: logits float32 [R, vocab], and new_keys_<layer>, new_values_<layer>, to be bound to the inputs' own
-        memory.
+        Each session's part is padded to the P tokens of the longest. queries int64 [blocks, kv_heads, group * P]: rows
+        of the queries [heads * T, head_dim] that attend to each block; mask float32 [blocks, 1, group * P, POOL_BLOCK],
+        0 or -inf; blocks_of_part int64 [parts, most], the blocks of each part, padded with one of them; part_of_block
+        int64 [blocks]; shares_of_blocks float64 [parts, blocks], 1 for a part's own blocks, else 0; answers int64 [T,
+        heads]: each token's rows of the sums [parts * heads * P, head_dim]. With a single part, queries and
+        part_of_block may have a single block, for all. window_mask: the mask of layers with sliding windows. Outputs:
+        logits float32 [R, vocab], and new_keys_<layer>, new_values_<layer>, to be bound to the memory of the inputs.
         """
         config, graph = self.config, self.graph
         ids = graph.input("ids", TensorProto.INT64, ["tokens"])
@@ -125,11 +124,11 @@ class TargetGraph:
         return graph.model("target")
 
     def piece(self, layer: int) -> onnx.ModelProto:
-        """One layer alone.
+        """Build one layer alone.
 
-        Inputs: `normed` and `residual` float32 [T, hidden_size], what it reads and adds to, and those of `build` but
-        ids and wanted. Outputs: the same of the next layer, `next_normed` and `next_residual`. The last layer's
-        `next_normed` is what the LM head reads.
+        Inputs: `normed` and `residual` float32 [T, hidden_size], what it reads and adds to, and those of `build` except
+        ids and wanted. Outputs: the same for the next layer, `next_normed` and `next_residual`. The last layer's
+        `next_normed` is the input of the LM head.
         """
         graph = self.graph
         shape: list[int | str] = ["tokens", self.config.hidden_size]
@@ -140,7 +139,7 @@ class TargetGraph:
         return graph.model("layer")
 
     def _declare(self) -> None:
-        """The inputs of every layer."""
+        """Declare the inputs of every layer."""
         config, graph = self.config, self.graph
         graph.input("positions", TensorProto.INT64, [1, "tokens"])
         graph.input("queries", TensorProto.INT64, ["query_blocks", config.num_key_value_heads, "queries"])
@@ -157,7 +156,7 @@ class TargetGraph:
             self._rotary_tables("window_", config.window_rope)
 
     def _layer(self, layer: int, normed: str, residual: str) -> tuple[str, str]:
-        """(what the next layer reads, what it adds to)."""
+        """Return (the input of the next layer, the residual that it adds to)."""
         norms = self.config.norms(layer)
         mixed = self._attention(layer, normed)
         normed, residual = self._add_and_norm(mixed, residual, self._gains(2 * layer + 1), norms[1])
@@ -172,21 +171,21 @@ class TargetGraph:
         return self._reading(self.weights.read(name, rows), "norm")
 
     def _rotary_tables(self, kind: str, rope: Rope) -> None:
-        # RotaryEmbedding wants as many rows as a run has tokens
+        # RotaryEmbedding needs as many rows as a run has tokens
         cosines, sines = rope.tables(max(self.max_context, JOINED_TOKENS), self.config.rotary_width)
         self.graph.table(f"{kind}cosines", lambda: cosines)
         self.graph.table(f"{kind}sines", lambda: sines)
 
     def _times(self, name: str, x: str, factor: float, output: str = "") -> str:
-        """x times `factor`; x itself if that is 1."""
+        """Multiply x by `factor`; return x itself if that is 1."""
         if factor == 1.0:
             return x
         return self.graph.op("Mul", x, self.graph.constant(name, np.array(factor, np.float32)), name=output)
 
     def _gains(self, index: int) -> str:
-        """The gains of a norm of the residual stream, counted from the first layer's.
+        """Return the gains of a norm of the residual stream, counted from the first layer's.
 
-        Ones where the layer that reads it has taken them in; "" for what is read without a norm.
+        Ones if they are merged into the layer that reads it; "" if there is no norm.
         """
         if self._rotation:
             return self.graph.constant("ones", np.ones(self.config.hidden_size, np.float32))
@@ -248,7 +247,7 @@ class TargetGraph:
         return self._linear(f"{name}.o_proj", mixed, output, (config.hidden_size, heads * width), bias)
 
     def _rotated(self, x: str, kind: str) -> str:
-        """Queries and keys [1, heads, T, width] at their positions; of a partial rotary, their first channels."""
+        """Rotate queries and keys [1, heads, T, width] by their positions; if partial, only the first channels."""
         config, graph = self.config, self.graph
         rest = config.head_dim - config.rotary_width
         kept = ""
@@ -258,7 +257,7 @@ class TargetGraph:
         return graph.op("Concat", x, kept, axis=-1) if rest else x
 
     def _grown(self, query: str) -> str:
-        """Queries [1, heads, T, width] times what grows with their positions (Ministral 3)."""
+        """Multiply queries [1, heads, T, width] by a factor that grows with their positions (Ministral 3)."""
         factors = self.config.query_factors(self.max_context)
         if (factors == 1.0).all():
             return query
@@ -274,7 +273,7 @@ class TargetGraph:
         return self.graph.op("ScatterND", pool, "slots", fresh, name=f"new_{name}")
 
     def _mix(self, query: str, keys: str, values: str, mask: str) -> str:
-        """Attention of query [blocks or 1, kv, group * P, width] over the bound blocks.
+        """Compute attention of query [blocks or 1, kv, group * P, width] over the bound blocks.
 
         Values and both halves of a weight are integers, so that their sums are exact. Returns [rows, width], a row for
         each part, KV head, head of its group and token.
@@ -315,14 +314,15 @@ class TargetGraph:
 
     @property
     def _whole_bits(self) -> int:
-        """Bits of a softmax weight's upper half, or of all of it."""
+        """Bits of a softmax weight's upper half, or of all of it if it is not split."""
         return self._sums.weight_bits // 2 if self._sums.halves else self._sums.weight_bits
 
     def value_scale(self, layer: int) -> float:
-        """The factor by which a layer's values are multiplied before they are rounded to integers.
+        """Return the factor by which a layer's values are multiplied before they are rounded to integers.
 
-        A value is a row of v_proj times a normalised input of length sqrt(hidden_size). What stands for the largest one
-        is `largest_spread` times what it is where the input has no preferred direction; the few beyond it are clipped.
+        A value is a row of v_proj times a normalised input of length sqrt(hidden_size). The largest integer stands for
+        `largest_spread` times the value's size at inputs without a preferred direction; the few values beyond are
+        clipped.
         """
         name = f"layers.{layer}.self_attn.v_proj"
         gains = self.weights.read(norm) if (norm := self.config.norms(layer)[0]) else self._stream_size(layer)
@@ -331,7 +331,7 @@ class TargetGraph:
         return self._sums.largest_value / float(np.max(self._sums.largest_spread * lengths + bias))
 
     def _stream_size(self, layer: int) -> np.float32:
-        """The root mean square of a layer's input that is not normalised: of embeddings and the branches before it."""
+        """Return the root mean square of a layer's unnormalised input: embeddings plus the branches before it."""
         config = self.config
         total = np.square(self.weights.read("embed_tokens")).mean() * config.embedding_scale**2
         for each in range(layer):
@@ -374,15 +374,18 @@ class TargetGraph:
         return self.graph.op("Gelu", gate, approximate="tanh")
 
     def _reading(self, weight: Floats, norm: str) -> Floats:
-        """The weight of a layer that reads the normalised residual; where that is rotated, the norm's gains go in."""
+        """Return the weight of a layer that reads the normalised residual.
+
+        If the stream is rotated, the norm's gains are merged into it.
+        """
         return self._rotation.apply(weight * self.weights.read(norm)) if self._rotation else weight
 
     def _turned(self, rows: Floats) -> Floats:
-        """Vectors of the residual stream in its coordinates."""
+        """Return vectors of the residual stream in its rotated coordinates."""
         return self._rotation.apply(rows) if self._rotation else rows
 
     def _writing(self, weight: Floats) -> Floats:
-        """The weight of a layer that adds to the residual stream."""
+        """Return the weight of a layer that adds to the residual stream."""
         return np.ascontiguousarray(self._turned(weight.T).T)
 
     def _written_bias(self, name: str, biased: bool) -> Floats | None:
@@ -397,7 +400,7 @@ class TargetGraph:
         bias: Floats | None = None,
         output: str = "",
     ) -> str:
-        """x [T, K] times the transpose of weight [N, K], whose `shape` is given as it may not be computed."""
+        """Multiply x [T, K] by the transpose of weight [N, K]; its `shape` is given, as it may not be computed."""
         if bias is None:
             return self._linears.product(name, x, weight, shape, output)
         product = self._linears.product(name, x, weight, shape, "")
@@ -408,7 +411,7 @@ class TargetGraph:
         return self.graph.op("SimplifiedLayerNormalization", x, gains, epsilon=self.config.rms_norm_eps, axis=-1)
 
     def _add_and_norm(self, x: str, residual: str, gains: str, post: str) -> tuple[str, str]:
-        """(the normalised sum, the sum). gains: "": the sum itself. post: the norm of x alone before that, or ""."""
+        """Return (the normalised sum, the sum). gains "": no norm. post: norm of x alone before the sum, or ""."""
         if post:
             x = self._norm(x, post)
         if not gains:

@@ -9,7 +9,7 @@ from pathlib import Path
 from outrider_core import durable
 from outrider_core.cache import sha256_of
 
-#: files of a model folder that say what it computes and what it is asked, beside its weights
+#: files of a model folder that affect its text, beside its weights
 SMALL_FILES = (
     "adapter_config.json",
     "chat_template.jinja",
@@ -18,18 +18,18 @@ SMALL_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
 )
-#: weights and their indexes; the second format counts only where there is nothing of the first
+#: weights and their indexes; the second format counts only if there is nothing of the first
 WEIGHTS = (("*.safetensors", "*.safetensors.index.json"), ("pytorch_model*.bin", "pytorch_model*.bin.index.json"))
-#: in a folder that was converted from one file: which file, and what the folder was then
+#: file in a converted folder: names the file it was converted from, and the folder's state then
 SOURCE_FILE = "converted_from.json"
 
 
 def model_identity(path: Path) -> str:
-    """16 hex digits of a GGUF file or a model folder, whatever it is called and wherever it lies.
+    """Return 16 hex digits of a GGUF file or a model folder, whatever its name and place.
 
-    A GGUF file: of the SHA-256 of its bytes. A folder: of the SHA-256 over the names and SHA-256s of SMALL_FILES and
-    WEIGHTS. A folder that was converted from a GGUF file has the file's identity as long as nothing in it was changed.
-    Large files are read once (`sha256_of`). Raises OSError where a file cannot be read.
+    A GGUF file: from the SHA-256 of its bytes. A folder: from the SHA-256 over the names and SHA-256s of SMALL_FILES
+    and WEIGHTS. A folder converted from a GGUF file has the file's identity as long as nothing in it was changed. Large
+    files are read once (`sha256_of`). Raises OSError if a file cannot be read.
     """
     if path.is_file():
         return sha256_of([path])[0][:16]
@@ -37,7 +37,7 @@ def model_identity(path: Path) -> str:
 
 
 def converted_from(folder: Path) -> str | None:
-    """The identity of the file that a folder was converted from; None if it does not say or was changed since."""
+    """Return the identity of the file that a folder was converted from; None if unknown or changed since."""
     source = _source(folder)
     return source["identity"] if source and source["folder"] == _folder_identity(folder) else None
 

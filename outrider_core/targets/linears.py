@@ -19,44 +19,45 @@ from outrider_core.targets.config import UnsupportedTarget
 from outrider_core.targets.quantise import ROWS_AT_ONCE, ZERO, as_bytes, quantise8
 from outrider_core.targets.weights import Floats, Rows
 
-#: what is known of a linear layer's inputs, by its name; see `quantise8`
+#: statistics of a linear layer's inputs, by its name; see `quantise8`
 Moments = Callable[[str], NDArray[np.float64] | None]
 Weight = Callable[[], Floats | Rows]
 Array = NDArray[Any]
 #: outputs and inputs of a weight
 Shape = tuple[int, int]
 
-#: behind a linear layer's name: its input; at 8 bits rounded (128 is zero), and each row's largest absolute value (127)
+#: suffixes of a layer's input: the input itself; at 8 bits rounded (128 is zero), and each row's largest absolute value
+#: (127)
 INPUT, LARGEST = ".input", ".largest"
-#: behind a linear layer's name: its table [inputs, outputs], or [outputs, inputs] in float32
+#: suffix of a linear layer's table [inputs, outputs], or [outputs, inputs] in float32
 TABLE = ".table"
 HEAD = "lm_head"
 
 
 class Linears(Protocol):
-    """Embedding and linear layers of one format.
+    """Embedding and linear layers of one number format.
 
-    rotated: it wants inputs in whose coordinates no channel stands out (`quantise.Rotation`).
+    rotated: it needs inputs in coordinates where no channel stands out (`quantise.Rotation`).
     """
 
     rotated: ClassVar[bool]
 
     def embedding(self, name: str, ids: str, weight: Weight, shape: Shape) -> str:
-        """Rows `ids` of weight [vocab, width], float32; it may share the table of a linear layer of the same name."""
+        """Look up rows `ids` of weight [vocab, width], float32; may share the table of a linear layer of this name."""
 
     def product(self, name: str, x: str, weight: Weight, shape: Shape, output: str) -> str:
-        """x [T, K] times the transpose of weight [N, K], which is only computed where its table is not there yet."""
+        """Multiply x [T, K] by the transpose of weight [N, K], which is only computed if its table is missing."""
 
 
 def linears_of(bits: int, graph: Builder, moments: Moments) -> Linears:
-    """bits: 4, 8 or 32."""
+    """Return the layers of 4, 8 or 32 bits."""
     if bits == 8:
         return RowIntegers(graph, moments)
     return BlockIntegers(graph, moments) if bits == 4 else SingleFloats(graph)
 
 
 class RowIntegers:
-    """8 bits; each row of the input is rounded to 8 bits by its own largest value, and integers are summed."""
+    """8 bits: each row of the input is rounded to 8 bits by its own largest value, and integers are summed."""
 
     rotated: ClassVar[bool] = True
 
@@ -64,7 +65,7 @@ class RowIntegers:
         self._graph, self._moments = graph, moments
 
     def embedding(self, name: str, ids: str, weight: Weight, shape: Shape) -> str:
-        """See Linears.embedding; its table is a float16 one of its own."""
+        """See Linears.embedding; its table is a separate float16 one."""
         table = self._graph.table("embedding", lambda: _halves(weight()))
         return self._graph.op("Cast", self._graph.op("Gather", table, ids), to=TensorProto.FLOAT)
 
@@ -89,7 +90,7 @@ class RowIntegers:
 
 
 def _halves(values: Floats | Rows) -> Array:
-    """Raise UnsupportedTarget for values that are too large or too small for float16."""
+    """Convert to float16. Raises UnsupportedTarget for values that are too large or too small."""
     halves, error, largest = np.empty(values.shape, np.float16), 0.0, 0.0
     for start in range(0, len(values), ROWS_AT_ONCE):
         rows = values[start : start + ROWS_AT_ONCE]
@@ -103,10 +104,10 @@ def _halves(values: Floats | Rows) -> Array:
 
 
 class BlockIntegers:
-    """4 bits, embedding and LM head 8, in blocks with scales of their own; inputs are rounded to 8 bits block by block.
+    """4 bits, embedding and LM head 8, in blocks with their own scales; inputs are rounded to 8 bits block by block.
 
-    What is stored as 4 bits is unpacked to 8 while the graph is loaded: ONNX Runtime's own 4-bit kernels give a row
-    other bits where it is alone than beside others, and take longer for trees.
+    Weights of 4 bits are unpacked to 8 while the graph is loaded: ONNX Runtime's own 4-bit kernels compute a row
+    differently alone than beside others, and take longer for trees.
     """
 
     rotated: ClassVar[bool] = False
@@ -135,16 +136,16 @@ class BlockIntegers:
         return self._graph.op("MatMulNBits", x, *table, name=output, domain=MICROSOFT, **sizes)
 
     def _bytes(self, name: str, weight: Weight) -> tuple[str, str]:
-        """Bytes [N, blocks, BLOCK] and scales [N, blocks] of an 8-bit table."""
+        """Return bytes [N, blocks, BLOCK] and scales [N, blocks] of an 8-bit table."""
         graph, quantised = self._graph, cache(lambda: quantise8_blocks(np.asarray(weight())))
         values = graph.table(name + TABLE, lambda: quantised()[0])
         return values, self._scales(name, lambda: quantised()[1], lambda: quantised()[2])
 
     def _nibbles(self, name: str, weight: Weight) -> tuple[str, str, str]:
-        """The same of a 4-bit table, and its zero points.
+        """Return the same for a 4-bit table, and its zero points.
 
-        Nothing in it depends on an input, so ONNX Runtime computes it once. All of it is bytes, as what this takes in
-        between is only freed once the last table is unpacked.
+        Nothing in it depends on an input, so ONNX Runtime computes it once. All of it is bytes, as intermediate results
+        are only freed once the last table is unpacked.
         """
         graph, quantised = self._graph, cache(lambda: quantise4_blocks(np.asarray(weight()), self._moments(name)))
         packed = graph.table(name + TABLE, lambda: quantised()[0])
@@ -152,7 +153,7 @@ class BlockIntegers:
         scales = self._scales(name, lambda: quantised()[2], lambda: quantised()[3])
         lower, upper = (graph.constant(f"nibble_{mask}", np.array(mask, np.uint8)) for mask in (15, 240))
         three, one = (graph.constant(f"shift_{bits}", np.array(bits, np.uint8)) for bits in (3, 1))
-        # each times 8, the bytes from one level to the next
+        # bytes from one level to the next
         first = graph.op("BitShift", graph.op("BitwiseAnd", packed, lower), three, direction="LEFT")
         second = graph.op("BitShift", graph.op("BitwiseAnd", packed, upper), one, direction="RIGHT")
         return graph.op("Concat", first, second, axis=-1), scales, zeros
@@ -167,7 +168,7 @@ class BlockIntegers:
 
 
 class SingleFloats:
-    """float32, as far as the order in which products are summed does not depend on the rows: see `products`."""
+    """float32, provided that the order in which products are summed does not depend on the rows: see `products`."""
 
     rotated: ClassVar[bool] = False
 

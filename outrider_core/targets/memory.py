@@ -1,4 +1,4 @@
-"""What a process takes of the machine's memory, kept low."""
+"""Keep a process's memory low."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 
 def untouched(shape: tuple[int, ...]) -> NDArray[np.float32]:
-    """Zeros that take memory page by page as they are written.
+    """Return zeros that take memory page by page as they are written.
 
-    Numpy's own zeros ask the kernel for pages of 2 MB, of which a pool writes a few rows each.
+    Numpy's own zeros ask the kernel for pages of 2 MB, of each of which a pool writes only a few rows.
     """
     count = math.prod(shape)
     if sys.platform == "win32":
@@ -30,7 +30,7 @@ def untouched(shape: tuple[int, ...]) -> NDArray[np.float32]:
 
 
 def give_back() -> None:
-    """Return to the system what was freed; glibc keeps it for later otherwise."""
+    """Return freed memory to the system; otherwise glibc keeps it."""
     if sys.platform == "linux":
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
         if trim is not None:

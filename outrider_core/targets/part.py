@@ -1,4 +1,4 @@
-"""What one session has computed in a step, and the blocks of the pool that it lies in."""
+"""One session's share of a step, and the blocks of the pool that hold it."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from dataclasses import dataclass, field
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.tree import TokenTree
 
-#: rows of the KV pool that lie together, head by head
+#: rows of the KV pool that are stored together, head by head
 POOL_BLOCK = 64
 
 
 @dataclass(frozen=True)
 class Part:
-    """One session's tokens in a step: `chain` in a row behind the `past` rows of its prefix, then a tree.
+    """One session's tokens in a step: `chain`, which follows the `past` rows of its prefix, then a tree.
 
     base: first pool row of the session's extent. wanted: whether logits of the chain's last token and of the tree's
-    nodes are needed. sampling: by which tokens are drawn from all of these, if nothing else changes the draws.
+    nodes are needed. sampling: how tokens are drawn from all of these, if nothing else changes the draws.
     """
 
     base: int

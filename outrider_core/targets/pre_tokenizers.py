@@ -1,7 +1,7 @@
-"""How byte-level tokenizers split text before they merge bytes, by the names that GGUF files give to that.
+"""How byte-level tokenizers split text before they merge bytes, by the names in GGUF files.
 
-The names, and which rule each stands for, are llama.cpp's (src/llama-vocab.cpp). The rules are written as the models'
-own tokenizer.json files have them. A name whose rule is not a regular expression (kimi-k2, afmoe, ...) is left out.
+The names, and the rule of each, are llama.cpp's (src/llama-vocab.cpp). The rules are written as in the models'
+own tokenizer.json files. A name whose rule is not a regular expression (kimi-k2, afmoe, ...) is left out.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)
 
 
 def _words(numbers: str, letters: str = r"\p{L}", marks: str = r"\r\n", english: str = f"{_ENGLISH}|") -> str:
-    """Words with one sign before them, numbers, and signs with a space before and some of `marks` behind."""
+    """Match words with one sign before them, numbers, and signs with a space before and some of `marks` after."""
     others = letters.strip("[]")
     return rf"{english}[^\r\n\p{{L}}\p{{N}}]?{letters}+|{numbers}| ?[^\s{others}\p{{N}}]+[{marks}]*|{_SPACES}"
 
 
 def _cased(numbers: str, english: str = "") -> str:
-    """Words that begin where capital letters follow small ones."""
+    """Match words that begin at a capital letter after small ones."""
     upper, lower = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
     before = r"[^\r\n\p{L}\p{N}]?"
     return (
@@ -47,9 +47,9 @@ _BAILING = (
 
 @dataclass(frozen=True)
 class PreTokenizer:
-    """patterns: each splits what the one before it has left, into what matches and what lies between.
+    """A splitting rule. patterns: each splits the pieces of the one before it into matches and the text between.
 
-    whole_words: a piece that is a token is that token, whatever merges say. bos: begins a sequence unless the file says
+    whole_words: a piece that is a token becomes that token, whatever merges say. bos: begins a sequence unless the file
     otherwise.
     """
 
@@ -58,7 +58,7 @@ class PreTokenizer:
     bos: bool = False
 
     def build(self) -> pre_tokenizers.PreTokenizer:
-        """For `tokenizers`, with bytes written as characters."""
+        """Return the rule for `tokenizers`, with bytes written as characters."""
         known = self.patterns[-1] == _GPT2  # ByteLevel's own rule
         splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in self.patterns[: -known or None]]
         last = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=known)

@@ -1,4 +1,4 @@
-"""Whether this machine's kernels compute what a target graph counts on."""
+"""Check that this machine's kernels compute what a target graph relies on."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from numpy.typing import NDArray
 from outrider_core.targets.config import UnsupportedTarget
 from outrider_core.targets.quantise import ZERO, as_bytes
 
-#: rows of the activations in the products that are tried: kernels differ for few and for many
+#: numbers of rows in the products that are tried: kernels differ for few and for many
 ROWS, MANY_ROWS = 9, 150
-#: its shape, where it is not of integers: as many inputs and outputs as make kernels go by blocks of both
+#: shape of the weights if they are not integers: large enough that kernels work in blocks of both axes
 PROBE_SHAPE = (160, 288)
 
 
 def open_session(graph: str | bytes, threads: int = 0) -> onnxruntime.InferenceSession:
-    """An ONNX file, or what it holds, on the CPU. threads: 0: all cores."""
+    """Open an ONNX file, or its bytes, on the CPU. threads: 0: all cores."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.log_severity_level = threads, 3
-    # While it opens, ONNX Runtime would look through all free buffers for one to use again, for a second or two and
-    # find none, as shapes are open. Without, buffers come from the arena: as fast, and no larger
+    # While it opens, ONNX Runtime would search all free buffers for one to reuse, for a second or two, and find none,
+    # as shapes are open. Without the search, buffers come from the arena: as fast, and no larger
     options.enable_mem_reuse = False
-    # a graph comes as it is to be run: looking for more to fuse takes a quarter of the opening and finds nothing
+    # a graph is stored ready to run: looking for more fusions takes a quarter of the opening and finds nothing
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
-    # threads that wait for each other within a run spin; between runs the cores belong to others
+    # threads that wait for each other within a run spin; between runs others need the cores
     options.add_session_config_entry("session.force_spinning_stop", "1")
     return onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
 
 
 def check_products(graph: bytes) -> None:
-    """Raise UnsupportedTarget where products would be wrong, or a row's depend on the rows beside it.
+    """Raise UnsupportedTarget if products would be wrong, or a row's result depended on the rows beside it.
 
     graph: a `products_graph` or `rows_graph`.
     """
@@ -58,8 +58,8 @@ def _run(session: onnxruntime.InferenceSession, activations: NDArray[np.generic]
 
 
 def products_graph(table: NDArray[np.int8] | None = None) -> bytes:
-    """The ONNX file of one 8-bit product with `table` int8 [k, n], by default the one that `check_products` wants."""
-    from onnx import TensorProto, helper, numpy_helper  # takes memory, and only who makes a bundle needs it
+    """Return the ONNX file of one 8-bit product with `table` int8 [k, n], by default the one for `check_products`."""
+    from onnx import TensorProto, helper, numpy_helper  # imported only here, as it takes memory
 
     from outrider_core.targets.builder import IR_VERSION, OPSET
 
@@ -77,7 +77,7 @@ def products_graph(table: NDArray[np.int8] | None = None) -> bytes:
 
 
 def rows_graph(bits: int) -> bytes:
-    """The ONNX file of one linear layer as a graph of 4 or 32 bits has it, on some weights."""
+    """Return the ONNX file of one linear layer with 4 or 32 bits, on sample weights."""
     from onnx import TensorProto
 
     from outrider_core.targets.builder import Builder, InlineTables
@@ -91,5 +91,5 @@ def rows_graph(bits: int) -> bytes:
 
 
 def _table() -> NDArray[np.int8]:
-    """Weights whose products with the largest activations add up to most: int8 [64, 48]."""
+    """Return the weights int8 [64, 48] whose products with the largest activations have the largest sums."""
     return np.where(np.arange(64)[:, None] % 3, 127, -128).astype(np.int8) * np.ones((1, 48), np.int8)

@@ -1,4 +1,4 @@
-"""How near a lowered target is to the model it was made from, on answers that it writes itself. No torch."""
+"""Measure how close a lowered target is to the original model, on answers that it writes itself. No torch."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ TOGETHER = 512
 
 @dataclass(frozen=True)
 class Quality:
-    """Over all tokens of some answers.
+    """How much a copy differs from the model, over all tokens of some answers.
 
-    tokens: how many. agreement: share at which copy and model have the same likeliest token. divergence: KL of the
-    copy's distribution from the model's, nats a token.
+    tokens: how many. agreement: share of tokens at which copy and model have the same likeliest token. divergence: KL
+    of the copy's distribution from the model's, nats per token.
     """
 
     tokens: int
@@ -46,7 +46,7 @@ def compare(
     answers: Sequence[WrittenAnswer],
     done: Callable[[int], None] = lambda layers: None,
 ) -> Quality:
-    """Compare a copy with the model's own weights in float32, of which one layer is in memory at a time.
+    """Compare a copy with the model's own weights in float32, one layer in memory at a time.
 
     done: called with the number of the model's finished layers. Raises ValueError if nothing was written.
     """
@@ -68,7 +68,7 @@ def compare(
 
 
 def _logits(runner: OnnxRunner, answer: WrittenAnswer) -> Iterator[Floats]:
-    """Of each token that was written, the logits that it was drawn from."""
+    """Yield the logits from which each token of the answer was drawn."""
     if answer.start > 1:
         runner.forward([Part(0, 0, tuple(answer.ids[: answer.start - 1]), wanted=False)])
     for start in range(answer.start, len(answer.ids), CHUNK):

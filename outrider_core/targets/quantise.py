@@ -1,4 +1,4 @@
-"""Integer weight tables, and the rotation that spreads outliers before anything is rounded. Numpy only."""
+"""Integer weight tables, and the rotation that spreads outliers before rounding. Numpy only."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 
 from outrider_core.targets.weights import Floats, Rows
 
-#: a byte that stands for zero
+#: the byte that stands for zero
 ZERO = 128
-#: outputs quantised at once, so that what is worked on stays in the cache
+#: outputs quantised at once, few enough to stay in the cache
 ROWS_AT_ONCE = 1024
-#: inputs whose rounding is made up for one by one, before all others are corrected at once
+#: inputs whose rounding errors are compensated one by one, before all others are corrected at once
 COLUMNS_AT_ONCE = 64
 #: added to the moments, as a share of the mean square of an input
 DAMPING = 0.01
@@ -23,11 +23,11 @@ Doubles = NDArray[np.float64]
 
 
 def quantise8(weight: Floats | Rows, moments: Doubles | None = None) -> tuple[NDArray[np.int8], Floats]:
-    """weight float32 [N, K] -> (table int8 [N, K], scales float32 [N]); a weight is table * scale of its output.
+    """Quantise float32 [N, K] to (table int8 [N, K], scales float32 [N]); a weight is table * scale of its output.
 
-    moments: sums of x xᵀ over inputs x, float64 [K, K]. With them, what rounding a weight changes in the outputs is
-    made up for, as far as can be, by the weights rounded after it (GPTQ, arXiv 2210.17323); otherwise weights are
-    rounded to nearest.
+    moments: sums of x xᵀ over inputs x, float64 [K, K]. With them, weights that are rounded later compensate, as far as
+    possible, the errors in the outputs made by those before (GPTQ, arXiv 2210.17323); without, weights are rounded to
+    nearest.
     """
     table = np.empty(weight.shape, np.int8)
     scales = np.empty(len(weight), np.float32)
@@ -43,10 +43,10 @@ def quantise8(weight: Floats | Rows, moments: Doubles | None = None) -> tuple[ND
 
 
 def as_bytes(table: NDArray[np.int8]) -> NDArray[np.uint8]:
-    """The same weights with ZERO for zero.
+    """Return the same weights with ZERO for zero.
 
-    Kernels of every processor multiply bytes without a sign exactly; those of x86 without VNNI do not multiply them by
-    bytes with one, and ONNX Runtime would turn all tables of a graph into this form while it opens it.
+    All processors multiply unsigned bytes exactly; x86 without VNNI does not multiply them exactly by signed ones, and
+    ONNX Runtime would convert all tables of a graph to this form while it opens.
     """
     return table.view(np.uint8) ^ np.uint8(ZERO)
 
@@ -56,25 +56,25 @@ def _whole(_column: int, values: Doubles) -> Doubles:
 
 
 class Feedback:
-    """Which weights make up for the rounding of which: GPTQ's triangular factor of the inverse moments."""
+    """Which weights compensate the rounding of which: GPTQ's triangular factor of the inverse moments."""
 
     def __init__(self, moments: Doubles) -> None:
         spread = moments.diagonal()
-        self._order = np.argsort(-spread, kind="stable")  # inputs that matter most are rounded first
+        self._order = np.argsort(-spread, kind="stable")  # the inputs that matter most are rounded first
         damped = moments[np.ix_(self._order, self._order)] + np.eye(len(moments)) * (DAMPING * spread.mean())
         lower = np.linalg.cholesky(damped[::-1, ::-1])  # damped is the product of upper and its transpose
         self._factor = np.triu(np.linalg.inv(lower[::-1, ::-1]))
 
     @classmethod
     def of(cls, moments: Doubles | None) -> Feedback | None:
-        """None where nothing is known of the inputs."""
+        """Return None if nothing is known of the inputs."""
         known = moments is not None and np.isfinite(moments).all() and moments.any()
         return cls(moments) if moments is not None and known else None
 
     def round(self, weight: Floats, nearest: Callable[[int, Doubles], Doubles]) -> Doubles:
-        """weight [N, K] to values that can be stored. nearest(k, values): those nearest to `values` [N] of input k.
+        """Round weight [N, K] to storable values. nearest(k, values): the nearest ones to `values` [N] of input k.
 
-        In float64, so that how many threads sum does not decide how a weight is rounded.
+        In float64, so that the result does not depend on the number of threads that sum.
         """
         factor, rest = self._factor, np.ascontiguousarray(weight.T[self._order], np.float64)
         rounded = np.empty_like(rest)
@@ -93,7 +93,7 @@ class Feedback:
 
 
 class Rotation:
-    """An orthogonal matrix [size, size] whose entries are all small, so that no channel of a rotated vector stands out.
+    """An orthogonal matrix [size, size] of small entries, so that no channel of a rotated vector stands out.
 
     A model that computes in rotated coordinates gives the same logits (QuaRot, arXiv 2404.00456): RMS norms without
     gains commute with it, and linear layers absorb it. It is a Hadamard matrix times a cosine transform of the odd part
@@ -107,7 +107,7 @@ class Rotation:
         self.signs = np.random.default_rng(0).choice(np.array([-1, 1], np.float32), size)
 
     def apply(self, x: Floats) -> Floats:
-        """x [..., size] in rotated coordinates."""
+        """Rotate x [..., size]."""
         power, odd = len(self.hadamard), len(self.cosine)
         blocks = (x * self.signs).reshape(*x.shape[:-1], odd, power) @ self.hadamard
         turned: Floats = np.einsum("ij,...jk->...ik", self.cosine, blocks, optimize=True)
@@ -115,19 +115,19 @@ class Rotation:
 
 
 def rotate_blocks(x: Floats, block: int) -> Floats:
-    """Each `block` neighbours of x's last axis times a Hadamard matrix."""
+    """Multiply each `block` neighbours along x's last axis by a Hadamard matrix."""
     turned: Floats = (x.reshape(*x.shape[:-1], -1, block) @ hadamard(block)).reshape(x.shape)
     return turned
 
 
 def hadamard_block(size: int) -> int:
-    """The largest power of two, at most 64, of which `size` is a multiple other than itself; 1 where there is none."""
+    """Return the largest power of two, at most 64, that divides `size` and is smaller; 1 if there is none."""
     power = min(size & -size, 64)
     return power if power < size else power // 2
 
 
 def hadamard(size: int) -> Floats:
-    """The orthonormal Hadamard matrix of a power of two."""
+    """Return the orthonormal Hadamard matrix of a power of two."""
     matrix = np.ones((1, 1), np.float32)
     while len(matrix) < size:
         matrix = np.block([[matrix, matrix], [matrix, -matrix]])
@@ -135,7 +135,7 @@ def hadamard(size: int) -> Floats:
 
 
 def _cosine(size: int) -> Floats:
-    """The orthonormal cosine transform (DCT-II)."""
+    """Return the orthonormal cosine transform (DCT-II)."""
     index = np.arange(size)
     matrix = np.cos(math.pi * (2 * index + 1) * index[:, None] / (2 * size)) * math.sqrt(2 / size)
     matrix[0] /= math.sqrt(2)

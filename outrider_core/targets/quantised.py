@@ -1,7 +1,7 @@
-"""Weights of folders that were quantised by others, as float32. Numpy only.
+"""Read weights of folders that others quantised, as float32. Numpy only.
 
-Each function takes what the folder holds of one linear layer, by the ends of its tensors' names, and the folder's own
-options; it returns the layer's weight [outputs, inputs].
+Each function takes the tensors that the folder stores for one linear layer, by the ends of their names, and the
+folder's quantisation options; it returns the layer's weight [outputs, inputs].
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ Floats = NDArray[np.float32]
 Parts = Mapping[str, NDArray[Any]]
 Options = Mapping[str, Any]
 
-#: where of eight places in 32 bits AWQ puts the first weight, the second, ...
+#: AWQ's order of the eight weights in 32 bits
 _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 
 
 @dataclass(frozen=True)
 class Quantisation:
-    """How a folder is quantised. name: of the method. needed: of each layer; optional: which some have too."""
+    """The method that quantised a folder. needed: tensors of each layer; optional: of some layers."""
 
     name: str
     options: Options
@@ -35,7 +35,7 @@ class Quantisation:
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Quantisation | None:
-        """Of a config.json's content; None if it is not quantised. Raises UnsupportedTarget for other methods."""
+        """Read the content of a config.json; None if not quantised. Raises UnsupportedTarget for other methods."""
         name = quantised_by(values)
         if not name:
             return None
@@ -55,7 +55,7 @@ class Quantisation:
 
 
 def quantised_by(values: Mapping[str, Any]) -> str:
-    """The method by which a folder is quantised, by its config.json; "" if it is not. Raises BrokenTarget."""
+    """Return the method named in a config.json; "" if it is not quantised. Raises BrokenTarget."""
     options = values.get("quantization_config") or values.get("quantization")
     if not options:
         return ""
@@ -65,7 +65,7 @@ def quantised_by(values: Mapping[str, Any]) -> str:
 
 
 def _unpacked(packed: NDArray[Any], bits: int, axis: int) -> NDArray[np.uint8]:
-    """Numbers of 32 bits as 32 / bits small ones each, the lowest bits first, along `axis`."""
+    """Split 32-bit numbers into 32 / bits small ones each, the lowest bits first, along `axis`."""
     shifts = np.arange(0, 32, bits, dtype=np.uint32)
     words = np.expand_dims(packed.view(np.uint32), axis + 1)
     small = (words >> shifts.reshape(-1, *[1] * (packed.ndim - axis - 1))) & np.uint32((1 << bits) - 1)
@@ -97,7 +97,7 @@ def _gptq(parts: Parts, options: Options) -> Floats:
 
 
 def _group(weight: Floats, zeros: Floats, options: Options) -> int:
-    """Inputs that share a scale: so many as the tensors say, and the folder. Raises ValueError."""
+    """Return how many inputs share a scale, on which tensors and options must agree. Raises ValueError."""
     stated = options.get("group_size", options.get("q_group_size")) or -1
     group, rest = divmod(len(weight), len(zeros))
     if rest or stated not in (-1, group):
@@ -116,7 +116,7 @@ def _mlx(parts: Parts, options: Options) -> Floats:
 def _fp8(parts: Parts, options: Options) -> Floats:
     weight = parts["weight"].astype(np.float32)
     scale = parts["weight_scale_inv"] if "weight_scale_inv" in parts else parts["weight_scale"]
-    outputs = len(weight) if scale.size == len(weight) else 1  # or one for all
+    outputs = len(weight) if scale.size == len(weight) else 1  # or one scale for all
     groups = [group["weights"].get("block_structure") for group in options.get("config_groups", {}).values()]
     whole = len(weight) // outputs, weight.shape[1]
     block = [int(size) for size in options.get("weight_block_size") or next(filter(None, groups), whole)]
@@ -128,7 +128,7 @@ def _fp8(parts: Parts, options: Options) -> Floats:
 
 
 def float8_values() -> Floats:
-    """The values of the 256 bytes as FP8 E4M3 has them."""
+    """Return the values of the 256 bytes in FP8 E4M3."""
     byte = np.arange(256)
     exponent, mantissa = (byte >> 3) & 15, byte & 7
     small = exponent == 0
@@ -144,7 +144,7 @@ _METHODS: dict[str, tuple[tuple[str, ...], tuple[str, ...], Callable[[Parts, Opt
     "fp8": (("weight",), ("weight_scale", "weight_scale_inv", "input_scale", "activation_scale"), _fp8),
 }
 _BITS = {"mlx": (4, 8), "fp8": (4, 8)}
-#: the option that says how numbers are laid out, and what it may say
+#: the option that names the layout of numbers, and its supported values
 _FORMS: dict[str, tuple[str, tuple[str, ...]]] = {
     "awq": ("version", ("gemm",)),
     "gptq": ("checkpoint_format", ("gptq", "gptq_v2")),

@@ -20,13 +20,13 @@ class Rope:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def tables(self, positions: int, dim: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """(cosines, sines) of positions 0.., each float32 [positions, dim / 2]."""
+        """Return (cosines, sines) of positions 0 to `positions` - 1, each float32 [positions, dim / 2]."""
         inverse, gain = self.inverse_frequencies(dim)
         angles = np.arange(positions, dtype=np.float64)[:, None] * inverse
         return (np.cos(angles) * gain).astype(np.float32), (np.sin(angles) * gain).astype(np.float32)
 
     def inverse_frequencies(self, dim: int) -> tuple[NDArray[np.float64], float]:
-        """(radians from one position to the next, of dim / 2 pairs; what cosines and sines are multiplied by)."""
+        """Return (radians per position of dim / 2 pairs, factor of cosines and sines)."""
         base = 1.0 / self.theta ** (np.arange(0, dim, 2, dtype=np.float64) / dim)
         if self.kind == "default":
             return base, 1.0
@@ -41,13 +41,13 @@ class Rope:
     def _llama3(self, base: NDArray[np.float64]) -> NDArray[np.float64]:
         factor, low, high = (float(self.options[n]) for n in ("factor", "low_freq_factor", "high_freq_factor"))
         context = float(self.options["original_max_position_embeddings"])
-        turns = context * base / (2 * math.pi)  # of the circle, over the context it was trained with
+        turns = context * base / (2 * math.pi)  # turns of the circle within the trained context
         share = np.clip((turns - low) / (high - low), 0.0, 1.0)
         scaled: NDArray[np.float64] = (1 - share) * base / factor + share * base
         return scaled
 
     def _yarn(self, base: NDArray[np.float64], dim: int) -> tuple[NDArray[np.float64], float]:
-        """YaRN, arXiv 2309.00071, as `transformers` computes it."""
+        """Compute YaRN, arXiv 2309.00071, as `transformers` does."""
         options = self.options
         factor, context = float(options["factor"]), float(options["original_max_position_embeddings"])
         fast, slow = float(options.get("beta_fast") or 32), float(options.get("beta_slow") or 1)
@@ -81,5 +81,5 @@ class Rope:
 
     @property
     def longest(self) -> int:
-        """Positions that its tables are right for. LongRoPE's longer texts have other factors, from their start on."""
+        """Positions for which its tables are right. Longer texts use other LongRoPE factors from their start."""
         return int(self.options["original_max_position_embeddings"]) if self.kind == "longrope" else 1 << 24

@@ -18,23 +18,23 @@ from outrider_core.targets.part import POOL_BLOCK, Part
 from outrider_core.targets.products import open_session
 from outrider_core.targets.weights import Floats
 
-#: a longer chain runs in pieces of so many tokens: what attention needs for a run grows with its tokens
+#: a longer chain runs in pieces of this many tokens, as the memory of attention grows with them
 PIECE_TOKENS = 128
-#: a run of more tokens takes memory for itself that is given back after so many smaller ones
+#: a larger run takes memory that is given back after a number of smaller ones
 LARGE_TOKENS, SMALL_RUNS = 32, 4
 
 
 class OnnxRunner:
     """A target graph (`outrider_core.targets.graph`) and its pool of `rows` rows, a multiple of POOL_BLOCK.
 
-    The pool's memory is only taken as rows are written. value_scales: what each layer's values are multiplied by.
+    The pool takes memory only as rows are written. value_scales: the factor of each layer's values.
     """
 
     def __init__(
         self, graph: Path, config: TargetConfig, value_scales: Sequence[float], rows: int, threads: int = 0
     ) -> None:
         self._session = open_session(str(graph), threads)
-        give_back()  # what unpacking weights took
+        give_back()  # memory that unpacking weights took
         self._config = config
         blocks = -(-rows // POOL_BLOCK)
         shape = (config.num_hidden_layers, blocks, config.num_key_value_heads, POOL_BLOCK, config.head_dim)
@@ -42,21 +42,21 @@ class OnnxRunner:
         self._value_scales = np.array(value_scales, np.float32)
         self._binding = self._session.io_binding()
         self._bound = BlockRange(0, 0)
-        # in the time that another run reads the 8-bit weights, attention reads half as many bytes
+        # in the time another run takes to read the 8-bit weights, attention reads half as many bytes
         self._idle_blocks = config.linear_weights // (4 * self._keys[:, 0].nbytes)
-        self._small_runs: int | None = None  # since the last large one, whose memory is still held
+        self._small_runs: int | None = None  # small runs since the last large one, whose memory is still held
         self._shrinking = onnxruntime.RunOptions()
         self._shrinking.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
 
     @classmethod
     def of(cls, bundle: TargetBundle, rows: int, threads: int = 0) -> OnnxRunner:
-        """Runs a bundle; `check_products` says whether this machine does it rightly."""
+        """Open a bundle; `check_products` tells whether this machine computes it correctly."""
         return cls(bundle.graph, bundle.config, bundle.value_scales, rows, threads)
 
     def forward(self, parts: Sequence[Part]) -> Floats:
-        """Run all parts, one of each session, and write their keys and values behind each prefix.
+        """Run all parts, one of each session, and write their keys and values after each prefix.
 
-        Returns logits float32 [wanted tokens, vocab], parts in order, in a part the chain's last token first.
+        Returns logits float32 [wanted tokens, vocab]: parts in order, in each part the chain's last token first.
         """
         parts = [self._last_piece(part) for part in parts]
         logits = list[Floats]([np.empty((0, self._config.vocab_size), np.float32)] * len(parts))
@@ -64,7 +64,7 @@ class OnnxRunner:
             together = [parts[index] for index in group]
             found = self._run(together)
             if len(group) > 1 and not self._all_numbers(together, found):
-                # what is not a number spreads to all that share a run
+                # NaNs spread to all parts of a run
                 found = np.concatenate([self._run([part]) for part in together])
             ends = np.cumsum([1 + len(part.tree) if part.wanted else 0 for part in together])
             for index, rows in zip(group, np.split(found, ends[:-1]), strict=True):
@@ -72,14 +72,14 @@ class OnnxRunner:
         return logits[0] if len(logits) == 1 else np.concatenate(logits)
 
     def _last_piece(self, part: Part) -> Part:
-        """Run all of a long chain but its end, and return what is left of the part."""
+        """Run all of a long chain but its end, and return the remaining part."""
         while len(part.chain) > PIECE_TOKENS:
             self._run([Part(part.base, part.past, part.chain[:PIECE_TOKENS], wanted=False)])
             part = replace(part, past=part.past + PIECE_TOKENS, chain=part.chain[PIECE_TOKENS:])
         return part
 
     def rest(self) -> None:
-        """Large runs are over for now: the next small one gives back the memory that they took."""
+        """Note that large runs are over for now: the next small one gives back their memory."""
         if self._small_runs is not None:
             self._small_runs = SMALL_RUNS - 1
 
@@ -90,7 +90,10 @@ class OnnxRunner:
             pool[:, to_block, :, to_row] = pool[:, from_block, :, from_row]
 
     def gather(self, layers: Sequence[int], rows: Sequence[int]) -> Floats:
-        """Keys and values of pool rows, float32 [rows, layers, 2 * kv_heads * head_dim]: key and value head by head."""
+        """Return keys and values of pool rows, float32 [rows, layers, 2 * kv_heads * head_dim].
+
+        Keys and values alternate, head by head.
+        """
         block, row = _places(rows)
         taken = []
         for layer in layers:
@@ -114,7 +117,7 @@ class OnnxRunner:
         return logits
 
     def _run_options(self, tokens: int) -> onnxruntime.RunOptions | None:
-        """Return how to run so many tokens: whether memory of larger runs is given back."""
+        """Return the options of a run: whether the memory of larger runs is given back."""
         if tokens > LARGE_TOKENS:
             self._small_runs = 0
         elif self._small_runs is not None:
@@ -145,6 +148,6 @@ class OnnxRunner:
 
 
 def _places(rows: Sequence[int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """(block, row within it) of pool rows."""
+    """Return (block, row within it) of pool rows."""
     block, row = np.divmod(np.asarray(rows, np.int64), POOL_BLOCK)
     return block, row

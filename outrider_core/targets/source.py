@@ -1,4 +1,4 @@
-"""A target as a command names it, found once at the edge of that command. No torch."""
+"""A target as a command names it, resolved once when the command starts. No torch."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ class TargetError(RuntimeError):
 
 @dataclass(frozen=True)
 class TargetSource:
-    """Where a target's files are, and what can be known of it before they are loaded.
+    """The files of a target, and what is known about it before they are loaded.
 
-    name: as it was given. path: a model's folder, a GGUF file, or, if it is `prepared`, a target bundle's folder, whole
-    or not.
+    name: as it was given. path: a model's folder, a GGUF file, or, if it is `prepared`, the folder of a target bundle,
+    which may be incomplete.
     """
 
     name: str
@@ -55,7 +55,7 @@ class TargetSource:
     def resolve(cls, name: str = DEFAULT_TARGET) -> TargetSource:
         """Find an alias, a folder, a GGUF file, a target bundle, or a Hugging Face id, downloaded on first use.
 
-        An alias is its GGUF file, or, if its package is no longer installed, the folder that was converted from that.
+        An alias is its GGUF file, or, if its package is no longer installed, the folder that was converted from it.
         Raises TargetError with one clear line if it is unavailable.
         """
         if name in ALIASES:
@@ -88,23 +88,23 @@ class TargetSource:
 
     @property
     def shown_name(self) -> str:
-        """Its name without the folders it lies in: bundles travel, and places on this machine stay here."""
+        """Its name without its folders: bundles travel, so local paths must not be in them."""
         is_place = self.name not in ALIASES and expanded(self.name).exists()
         return self.path.name if is_place else self.name
 
     @property
     def converted_folder(self) -> Path:
-        """Return where a GGUF file is converted to, for torch."""
+        """The folder that a GGUF file is converted to, for torch."""
         name = self.name if self.name in ALIASES else f"{self.path.stem}-{self.identity}"
         return cache_dir() / "targets" / name
 
     @property
     def eos_ids(self) -> tuple[int, ...]:
-        """Ids that end an answer, by the folder's config.json and generation_config.json; none of a GGUF file."""
+        """The ids that end an answer, from config.json and generation_config.json; none for a GGUF file."""
         return eos_ids_of(self.path)
 
     def bundle_folder(self, bits: int = 8) -> Path:
-        """Return where its target bundle of so many bits lies in the cache once it is made."""
+        """Return the folder in the cache of its target bundle with this many bits."""
         kind = "" if bits == 8 else f"-{bits}bit"
         name = f"{Path(self.name).name}-{self.identity}-v{FORMAT_VERSION}{kind}"
         return cache_dir() / "target-bundles" / name
@@ -112,8 +112,8 @@ class TargetSource:
     def shape(self) -> TargetConfig:
         """Check that a target bundle can be made of it, and return its shapes.
 
-        Looks at configs and names of files alone. Raises UnsupportedTarget if it cannot be lowered, and TargetError if
-        its files are damaged.
+        Reads only configs and names of files. Raises UnsupportedTarget if it cannot be lowered, and TargetError if its
+        files are damaged.
         """
         from outrider_core.targets.gguf_tokenizer import check_tokenizer
         from outrider_core.targets.weights import GgufWeights, folder_weights, read_json
@@ -141,8 +141,8 @@ class TargetSource:
 def eos_ids_of(folder: Path) -> tuple[int, ...]:
     """Return the end-of-answer ids of a model folder.
 
-    They are `eos_token_id` of config.json and generation_config.json, and if there is one, the tokens by which its
-    chat template ends turns. Raises BrokenTarget.
+    They are `eos_token_id` of config.json and generation_config.json, and if there is a chat template, the tokens with
+    which it ends turns. Raises BrokenTarget.
     """
     from outrider_core.targets.gguf_tokenizer import turn_ends
     from outrider_core.targets.weights import read_json
@@ -165,7 +165,7 @@ def eos_ids_of(folder: Path) -> tuple[int, ...]:
 
 
 def chat_tokenizer_in(folder: Path) -> ChatTokenizer:
-    """The tokenizer and chat template of a model folder. Raises BrokenTarget."""
+    """Open the tokenizer and chat template of a model folder. Raises BrokenTarget."""
     from outrider_core.chat.tokenizer import open_chat_tokenizer
 
     try:
@@ -175,7 +175,7 @@ def chat_tokenizer_in(folder: Path) -> ChatTokenizer:
 
 
 def holds_conversion(folder: Path, identity: str | None = None) -> bool:
-    """Return whether `folder` is whole and says that it was converted from the file of this identity (None: of any)."""
+    """Return whether `folder` is complete and was converted from the file of this identity (None: any file)."""
     whole = all((folder / name).is_file() for name in ("config.json", "model.safetensors"))
     source = converted_from(folder) if whole else None
     return source is not None and identity in (None, source)
@@ -196,12 +196,12 @@ def _alias(name: str) -> Path:
 
 
 def _log_size(name: str) -> None:
-    """Log how much a first download will bring, before it begins."""
+    """Log the size of a first download before it begins."""
     from huggingface_hub import snapshot_download, try_to_load_from_cache
 
     if isinstance(try_to_load_from_cache(name, "config.json"), str):
         return
-    with suppress(Exception):  # the download itself will report what is wrong
+    with suppress(Exception):  # the download itself will report the error
         files = snapshot_download(name, allow_patterns=DOWNLOADED, dry_run=True)
         size = sum(file.file_size for file in files if file.will_download)
         _log.warning("downloading %s from the model hub: %.0f MB", name, size / 1e6)

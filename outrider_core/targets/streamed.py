@@ -24,7 +24,7 @@ def final_states(
     texts: Sequence[Sequence[int]],
     done: Callable[[int], None] = lambda layers: None,
 ) -> list[Floats]:
-    """Return what the LM head reads at every token of each text, float32 [tokens, hidden_size].
+    """Return the input of the LM head at every token of each text, float32 [tokens, hidden_size].
 
     done: called with the number of finished layers after each of them.
     """
@@ -58,7 +58,7 @@ def head_logits(weights: Weights, config: TargetConfig, states: Floats) -> Float
 
 
 def _embedded(weights: Weights, config: TargetConfig, text: Sequence[int]) -> tuple[Floats, Floats]:
-    """What the first layer reads, and what it adds to."""
+    """Return the input of the first layer, and the residual that it adds to."""
     rows = [weights.read("embed_tokens", slice(token, token + 1)) for token in text]
     residual = np.concatenate(rows) * np.float32(config.embedding_scale)
     if not (norm := config.norms(0)[0]):

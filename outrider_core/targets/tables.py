@@ -1,4 +1,4 @@
-"""A graph's large tensors in one file that grows as they are made, so that an interrupted conversion goes on."""
+"""A graph's large tensors in one file that grows as they are made, so that an interrupted conversion can resume."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ ALIGNMENT = 4096
 class TableFile:
     """Tensors by name in `folder`. Use it as a context manager.
 
-    A tensor counts once its line in the index is there and its bytes are those that were written; whatever lies behind
-    the last such tensor is overwritten.
+    A tensor counts once the index has its line and its bytes match; everything after the last such tensor is
+    overwritten.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -51,11 +51,11 @@ class TableFile:
 
     @property
     def sha256(self) -> str:
-        """Of all bytes of the file so far, 64 hex digits."""
+        """Return the SHA-256 of the file so far, 64 hex digits."""
         return self._digest.hexdigest()
 
     def tensor(self, name: str, make: Callable[[], Array]) -> onnx.TensorProto:
-        """A reference to tensor `name`, which `make` computes unless it is there."""
+        """Return a reference to tensor `name`; `make` computes it unless it is stored already."""
         entry = self._entries.get(name) or self._write(name, make())
         proto = onnx.TensorProto(name=name, data_type=entry["type"], dims=entry["shape"])
         proto.data_location = onnx.TensorProto.EXTERNAL
@@ -85,7 +85,7 @@ class TableFile:
 
 
 def _whole(data: IO[bytes], index: Path) -> Iterator[dict[str, Any]]:
-    """The index's lines, up to one that was cut short or whose tensor is damaged: the file is made anew from there."""
+    """Yield the index's lines up to one that is cut short or whose tensor is damaged; the rest is made again."""
     for line in index.read_bytes().splitlines() if index.exists() else []:
         try:
             entry = json.loads(line)

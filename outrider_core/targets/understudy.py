@@ -1,9 +1,9 @@
 """A complete small model with the target's tokenizer, which writes when the target is silent.
 
-It is a target bundle (`outrider_core.targets`) in a folder of its own, mapped into memory on first use. It draws as the
+It is a target bundle (`outrider_core.targets`) in its own folder, mapped into memory on first use. It draws as the
 target does, with the same keyed noise, so that a good understudy writes much of what the target would have written.
-Small models that write alone come to repeat themselves. What would go on a repetition of the answer loses weight then,
-by DRY ("Don't Repeat Yourself", the sampler of that name), but never inside code.
+Small models tend to repeat themselves. Tokens that would continue a repetition of the answer are penalised by DRY
+("Don't Repeat Yourself", the sampler of that name), but never inside code.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from outrider_core.targets.runner import OnnxRunner
 
 Floats = NDArray[np.float32]
 
-#: tokens read in one step, so that a reading can be given up in between
+#: tokens read in one step, so that reading can be cancelled in between
 READ_CHUNK = 64
-#: DRY: a token that would be the next of a repetition of `n` tokens loses MULTIPLIER * BASE ** (n - ALLOWED) of its
-#: logit, from n = ALLOWED on. Ordinary text repeats fewer tokens than that
+#: DRY: a token that would continue a repetition of `n` tokens loses MULTIPLIER * BASE ** (n - ALLOWED) of its logit,
+#: from n = ALLOWED on. Ordinary text repeats fewer tokens than that
 DRY_MULTIPLIER, DRY_BASE, DRY_ALLOWED = 0.8, 1.75, 10
 #: most that a logit loses
 DRY_MOST = 100.0
@@ -50,9 +50,9 @@ class UnderstudyError(RuntimeError):
 
 @dataclass(frozen=True)
 class Decoding:
-    """How the tokens of one answer are drawn.
+    """How to draw the tokens of one answer.
 
-    prompt_length: tokens of the text in front of the answer. rules: of its constraint, at the end of one writer's text.
+    prompt_length: tokens of the text before the answer. rules: of its constraint, at the end of one writer's text.
     """
 
     prompt_length: int
@@ -61,25 +61,25 @@ class Decoding:
 
 
 class UnderstudyDrafter(Protocol):
-    """Drafts what an understudy may write next."""
+    """Drafts tokens for an understudy to verify."""
 
     def tree(
         self, understudy: Understudy, text: list[int], decoding: Decoding, cancelled: Callable[[], bool]
     ) -> TokenTree:
-        """Return what may follow `text`, whose last token is all that is not read; nothing once that is `cancelled`."""
+        """Return guesses after `text`, of which only the last token is unread; no tree once `cancelled`."""
 
     def stepped(self, seconds: float) -> None:
-        """The step with that tree took so long."""
+        """Note the seconds of the step that verified that tree."""
 
     def forget(self) -> None:
-        """Forget all texts, and give memory back."""
+        """Forget all texts and free their memory."""
 
 
 @dataclass
 class _Guess:
-    """A tree that was run behind what is read, and how far the text went on along it.
+    """A tree that was run after the tokens read so far, and how far the text has followed it.
 
-    logits [nodes, vocab]. first_row: the runner's row of node 0. node: where the text stands.
+    logits [nodes, vocab]. first_row: the runner's row of node 0. node: the text's last token in it.
     """
 
     tree: TokenTree
@@ -90,7 +90,7 @@ class _Guess:
 
 @dataclass
 class _Written:
-    """What was drafted: the last tokens of `text`, to which it gave `log_probs`."""
+    """A draft: the last tokens of `text`, with their `log_probs`."""
 
     text: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
@@ -98,12 +98,12 @@ class _Written:
 
 
 class Understudy:
-    """The model in `folder`, which need not be there before it is used. Not thread-safe: one thread calls it.
+    """The model in `folder`, which may be missing until it is used. Not thread-safe: one thread calls it.
 
-    manifest_sha256: of the manifest that belongs there. max_context: tokens of a text at most. vocab: of the target; it
-    may be less than this model's, whose logits of the ids beyond are left out. decode: text of token ids. threads: of
-    the engine, 0: all cores. drafter: makes what foresees its words, so that one step may bring several tokens, once
-    the model is loaded; None, or where it gives none: there is no such thing. barred: ids that it must not write.
+    manifest_sha256: of the manifest that belongs there. max_context: most tokens of a text. vocab: of the target; if it
+    is smaller than this model's, the logits of higher ids are left out. decode: returns the text of token ids. threads:
+    of the engine, 0: all cores. drafter: makes a drafter for it once the model is loaded, so that one step may write
+    several tokens; None, or if it returns None: without one. barred: ids that it must not write.
     """
 
     def __init__(
@@ -121,21 +121,21 @@ class Understudy:
         self._folder, self._manifest_sha256 = folder, manifest_sha256
         self._max_context, self._vocab, self._decode, self._threads = max_context, vocab, decode, threads
         self._runner: OnnxRunner | None = None
-        self._read: list[int] = []  # what the runner's rows hold
-        self._logits: Floats | None = None  # behind the last of these
+        self._read: list[int] = []  # the tokens of the runner's rows
+        self._logits: Floats | None = None  # after the last of these
         self._draft = _Written()
         self.drafted = 0  # tokens so far
         self._make_drafter = drafter
         self._drafter: UnderstudyDrafter | None = None
-        self._guess: _Guess | None = None  # below what is read
+        self._guess: _Guess | None = None  # after the tokens read so far
 
     @property
     def loaded(self) -> bool:
-        """It is in memory."""
+        """Whether the model is in memory."""
         return self._runner is not None
 
     def load(self) -> None:
-        """Bring it into memory, unless it is. Raises UnderstudyError."""
+        """Load the model into memory unless it is there. Raises UnderstudyError."""
         if self._runner is not None:
             return
         try:
@@ -144,7 +144,7 @@ class Understudy:
             self._runner = OnnxRunner.of(model, self._max_context + MAX_NODES, self._threads)
         except UnderstudyError:
             raise
-        except TargetBundleError as error:  # which says how a verifier's is made again
+        except TargetBundleError as error:  # its message tells how to make a verifier's bundle again
             raise UnderstudyError(
                 f"{self._folder} is damaged, or of another version; copy this bundle's own again, or export it again"
             ) from error
@@ -152,7 +152,7 @@ class Understudy:
             raise UnderstudyError(f"the understudy does not load: {' '.join(str(error).split())[:300]}") from None
         make, self._make_drafter = self._make_drafter, None
         if make:
-            with suppress(Exception):  # of the engine, or of files that are gone: it writes without
+            with suppress(Exception):  # the engine fails, or files are gone: write without a drafter
                 self._drafter = make(model.config) if _runs_trees(model) else None
 
     def _check_manifest(self) -> None:
@@ -165,12 +165,12 @@ class Understudy:
             )
 
     def forget(self) -> None:
-        """Forget what guesses were made from."""
+        """Forget the texts that guesses are made from."""
         if self._drafter:
             self._drafter.forget()
 
     def unload(self) -> None:
-        """Give its memory back."""
+        """Free its memory."""
         self._runner, self._read, self._logits = None, [], None
         self._draft, self._guess = _Written(), None
         self.forget()
@@ -178,7 +178,7 @@ class Understudy:
         give_back()
 
     def read(self, text: list[int], cancelled: Callable[[], bool] = lambda: False) -> bool:
-        """Read `text`, as far as it is not what was read last. False: given up, as it was `cancelled`."""
+        """Read `text`, except what is read already. Returns False if it was `cancelled` before the end."""
         if cancelled():
             return False
         self.load()
@@ -192,7 +192,7 @@ class Understudy:
         return True
 
     def read_to_write(self, text: list[int], decoding: Decoding, cancelled: Callable[[], bool] = lambda: False) -> bool:
-        """`read`, before `next_token` is called with the same: the last step takes guesses along at what follows."""
+        """Do `read` before `next_token` gets the same text; the last step verifies guesses too."""
         if self._drafter is None:
             return self.read(text, cancelled)
         if not self._goes_on_with(text) and (not self.read(text[:-1] or text, cancelled) or cancelled()):
@@ -210,27 +210,27 @@ class Understudy:
         return True
 
     def _guessed(self, text: list[int], decoding: Decoding, cancelled: Callable[[], bool]) -> TokenTree:
-        """Return what may follow; nothing, now and later, where guessing fails."""
+        """Return guesses; none, now and later, if guessing fails."""
         assert self._drafter
         try:
             return self._drafter.tree(self, text, decoding, cancelled)
-        except Exception:  # of an engine, or of a server half that does not fit after all
+        except Exception:  # the engine fails, or the server half does not fit after all
             self._drafter = None
             return TokenTree()
 
     def gather(self, layers: Sequence[int], positions: Sequence[int]) -> Floats:
-        """Keys and values of tokens that it has read, as of `OnnxRunner.gather`."""
+        """Return keys and values of tokens that it has read, see `OnnxRunner.gather`."""
         assert self._runner is not None
         return self._runner.gather(layers, positions)
 
     def time_step(self, nodes: int) -> float:
-        """Seconds of a step that writes, with a tree of `nodes` nodes, behind what is read."""
+        """Return the seconds of one step that writes, with a tree of `nodes` nodes, after the tokens read so far."""
         began = time.perf_counter()
         self._run(Part(0, len(self._read), (0,), TokenTree(tuple(range(nodes)), (ROOT,) * nodes)))
         return time.perf_counter() - began
 
     def _goes_on_with(self, text: list[int]) -> bool:
-        """Return whether `text` is read but for its last token at most; what was guessed of it is read already."""
+        """Return whether all of `text` but at most its last token is read; guesses that came true count as read."""
         guess = self._guess
         while guess and len(self._read) < len(text) and text[: len(self._read)] == self._read:
             child = guess.tree.child(guess.node, text[len(self._read)])
@@ -245,9 +245,9 @@ class Understudy:
     def agreed(
         self, text: list[int], base: int, decoding: Decoding, cancelled: Callable[[], bool] = lambda: False
     ) -> int | None:
-        """Return how many of the tokens from `base` on it would have written itself, up to the first that it would not.
+        """Return how many of the tokens from `base` on it would have written itself, up to the first difference.
 
-        It has read all of them then, or as far as it agrees. None: given up, as it was `cancelled`.
+        It has read all of them then, or as many as agree. None: it was `cancelled`.
         """
         if not self.read(text[:base], cancelled):
             return None
@@ -256,7 +256,7 @@ class Understudy:
             if cancelled():
                 return None
             chunk = tuple(text[agreed : agreed + READ_CHUNK])
-            # the last token before is run again: its logits judge the first one
+            # the token before is run again: its logits judge the first one
             logits = self._run(Part(0, agreed - 1, (text[agreed - 1],), TokenTree.chain(chunk)))
             for row, token in enumerate(chunk):
                 if draw(self._judged(logits[row], text[:agreed], decoding), decoding.sampling, agreed) != token:
@@ -267,9 +267,9 @@ class Understudy:
         return agreed - base
 
     def next_token(self, text: list[int], decoding: Decoding) -> tuple[int, float]:
-        """Its own next token behind `text`, and the probability that it gives to it.
+        """Return its next token after `text`, and that token's probability.
 
-        Raises Disobeyed where the rules allow nothing.
+        Raises Disobeyed if the rules allow nothing.
         """
         self.read_to_write(text, decoding)
         assert self._logits is not None
@@ -280,10 +280,10 @@ class Understudy:
     def draft(
         self, text: list[int], count: int, decoding: Decoding, cancelled: Callable[[], bool] = lambda: False
     ) -> tuple[list[int], list[float]]:
-        """(at most `count` tokens that the target may draw behind `text`, log-probabilities of the way to each).
+        """Return (at most `count` tokens that the target may draw after `text`, log-probabilities of the path to each).
 
-        Loops are the target's to break. Fewer come once they are `cancelled`, and where the rules allow none. What was
-        drafted behind a text that this one continues is known.
+        Drafts are not penalised for repetition. Fewer come once they are `cancelled`, and if the rules allow none. The
+        draft of a text that this one continues is reused.
         """
         draft, size = self._draft, len(text)
         behind = draft.text[:size] == text and size + len(draft.log_probs) >= len(draft.text)
@@ -295,12 +295,12 @@ class Understudy:
         return draft.text[size : size + count], np.cumsum(draft.log_probs[:count]).tolist()
 
     def draft_ahead(self, count: int, cancelled: Callable[[], bool]) -> None:
-        """Draft on, `count` tokens more, until they are `cancelled`, unless what was drafted is forgotten."""
+        """Draft `count` tokens more, until `cancelled`, unless the draft was forgotten."""
         if self._draft.text:
             self._go_on(len(self._draft.log_probs) + count, cancelled)
 
     def _go_on(self, count: int, cancelled: Callable[[], bool]) -> None:
-        """Draft until `count` tokens stand there."""
+        """Extend the draft to `count` tokens."""
         draft, rules = self._draft, self._draft.decoding.rules
         while len(draft.log_probs) < count and len(draft.text) < self._max_context and self.read(draft.text, cancelled):
             assert self._logits is not None
@@ -316,20 +316,20 @@ class Understudy:
 
     def _run(self, part: Part) -> Floats:
         assert self._runner is not None
-        self._guess = None  # its rows are written over
+        self._guess = None  # its rows are overwritten
         logits = self._runner.forward([part])[:, : self._vocab]
         logits[:, self._barred] = -np.inf
         return logits
 
     def _keep(self, text: list[int]) -> None:
-        """Forget what was read beyond what it shares with `text`; the last token of that is read again, if need be."""
+        """Forget what was read beyond the common prefix with `text`, whose last token is read again if needed."""
         same = common_prefix(text, self._read)
         if same < len(self._read) or self._logits is None:
             same = min(same, len(text) - 1)
             self._read, self._logits, self._guess = text[:same], None, None
 
     def _judged(self, logits: Floats, text: list[int], decoding: Decoding) -> NDArray[np.float32] | NDArray[np.float64]:
-        """Return what the token behind `text` is drawn from."""
+        """Return the logits from which the token after `text` is drawn."""
         answer = text[decoding.prompt_length :]
         penalties = repetitions(answer)
         if penalties and self._decode(answer).count(FENCE) % 2 == 0:
@@ -341,7 +341,7 @@ class Understudy:
 
 
 def _runs_trees(model: TargetBundle) -> bool:
-    """Whether this machine's products do not depend on the rows beside them: else guesses would change the text."""
+    """Return whether a row's product is independent of its neighbours here: otherwise guesses would change the text."""
     try:
         check_products(model.products.read_bytes())
     except UnsupportedTarget:
@@ -350,7 +350,7 @@ def _runs_trees(model: TargetBundle) -> bool:
 
 
 def repetitions(answer: Sequence[int]) -> dict[int, int]:
-    """Tokens that would go on a repetition of at least DRY_ALLOWED tokens -> the longest one's length."""
+    """Return tokens that would continue a repetition of at least DRY_ALLOWED tokens -> the longest one's length."""
     ids = np.asarray(answer)
     found = dict[int, int]()
     if len(ids) <= DRY_ALLOWED:

@@ -31,18 +31,18 @@ ALL = slice(None)
 
 
 class Weights(Protocol):
-    """Where tensors come from."""
+    """A source of tensors."""
 
     def read(self, name: str, rows: slice = ALL) -> Floats:
-        """Tensor `name` in float32, in the shape that TargetConfig.tensors has for it; `rows` of embedding and LM head.
+        """Return tensor `name` in float32, in its shape in TargetConfig.tensors; `rows` of embedding and LM head.
 
-        Raises BrokenTarget, also for values that are not numbers.
+        Raises BrokenTarget, also for NaN and infinite values.
         """
 
 
 @dataclass(frozen=True)
 class Rows:
-    """A large matrix that is read a few rows at a time. part: reads rows. NumPy takes it as an array, whole."""
+    """A large matrix that is read a few rows at a time. part: reads rows. NumPy converts it to an array, whole."""
 
     shape: tuple[int, int]
     part: Callable[[slice], Floats]
@@ -59,20 +59,20 @@ class Rows:
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a tensor is stored: rows begin..end-1 of tensor `name`."""
+    """The place of a tensor in a file: rows begin..end-1 of the stored tensor `name`."""
 
     name: str
     begin: int
     end: int
 
     def rows(self, part: slice) -> slice:
-        """Those of its own rows, as rows of what is stored."""
+        """Convert a slice of its own rows to rows of the stored tensor."""
         chosen = range(self.begin, self.end)[part]
         return slice(chosen.start, chosen.stop)
 
 
 class _Places:
-    """Where the tensors of a model are stored. called: what the files call a tensor of TargetConfig.tensors."""
+    """The places of a model's tensors. called: maps a name of TargetConfig.tensors to the name in the files."""
 
     def __init__(self, config: TargetConfig, called: Callable[[str], str]) -> None:
         self.of, self.shapes = dict[str, _Place](), dict[str, tuple[int, ...]]()
@@ -113,7 +113,7 @@ class SafetensorsWeights:
         return values + np.float32(self._family.gain_offset) if name.endswith("norm") else values
 
     def _stored_rows(self, stored: str, rows: slice) -> Floats:
-        """Rows of a tensor that is stored so; of one that is quantised, it is decoded whole."""
+        """Return rows of the tensor stored under a name; a quantised one is decoded whole."""
         if not (parts := self._parts(stored)) or self._quantisation is None:
             return self._entries[stored].values(rows)
         values = self._decoded(stored, parts, self._quantisation)
@@ -130,7 +130,7 @@ class SafetensorsWeights:
             raise BrokenTarget(f"{self._folder}: what {stored} is made of does not go together: {error}") from None
 
     def _parts(self, stored: str) -> dict[str, _Entry]:
-        """Return what a quantised tensor is made of, by the ends of the names; nothing of one that is not quantised."""
+        """Return the parts of a quantised tensor by the ends of their names; none if it is not quantised."""
         if self._quantisation is None or not stored.endswith(".weight"):
             return {}
         base, kinds = stored.removesuffix("weight"), self._quantisation
@@ -139,7 +139,7 @@ class SafetensorsWeights:
         return parts if len(parts) > 1 and set(kinds.needed) <= set(parts) else {}
 
 
-#: what a safetensors file stores, as numpy reads it
+#: types of a safetensors file, and the numpy type to read them
 DTYPES = {
     "F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "F8_E4M3": "u1", "I32": "<i4", "U32": "<u4",
 }  # fmt: skip
@@ -157,7 +157,7 @@ class _Entry:
     begin: int
 
     def raw(self, rows: slice = ALL) -> NDArray[Any]:
-        """Its numbers, with those of BF16 and FP8 in float32."""
+        """Return its numbers, with those of BF16 and FP8 in float32."""
         count = math.prod(self.shape)
         if self.dtype not in DTYPES:
             raise UnsupportedTarget(f"tensor {self.name} is stored as {self.dtype}, which is not supported")
@@ -171,7 +171,7 @@ class _Entry:
         return raw
 
     def values(self, rows: slice = ALL) -> Floats:
-        """In float32."""
+        """Return its numbers in float32."""
         if self.dtype.startswith(("I", "U")):
             raise UnsupportedTarget(f"tensor {self.name} is stored as {self.dtype}, which is not supported")
         return self.raw(rows).astype(np.float32)
@@ -180,7 +180,7 @@ class _Entry:
 def write_safetensors(weights: Weights, own: Container[str], config: TargetConfig, path: Path) -> None:
     """Write a model in float32, tensor by tensor, as folders of its family have it.
 
-    own: names that `weights` has; others of `config` are biases, and zeros.
+    own: names that `weights` has; other tensors of `config` are biases, written as zeros.
     """
     family = FAMILIES[config.family]
     header, at = dict[str, Any](), 0
@@ -192,7 +192,7 @@ def write_safetensors(weights: Weights, own: Container[str], config: TargetConfi
     text += b" " * (-len(text) % 8)
     with path.open("wb") as file:
         file.write(struct.pack("<Q", len(text)) + text)
-        for name, shape in config.tensors().items():  # what is stored as one tensor comes in the order of its rows
+        for name, shape in config.tensors().items():  # parts of one stored tensor come in the order of its rows
             values = weights.read(name) if name in own else np.zeros(shape, np.float32)
             if name.endswith("norm"):
                 values = values - np.float32(family.gain_offset)
@@ -200,7 +200,7 @@ def write_safetensors(weights: Weights, own: Container[str], config: TargetConfi
 
 
 def _stored(name: str, family: Family) -> str:
-    """Return what folders call a tensor."""
+    """Return a tensor's name in folders."""
     full = name if name.endswith(".bias") else f"{name}.weight"
     for part, stored in family.stored.items():
         full = full.replace(f".{part}.", f".{stored}.")
@@ -220,7 +220,7 @@ def _check_shapes(
 
 
 def _check_tied(folder: Path, embedding: _Entry, head: _Entry) -> None:
-    """A head that is stored although it is tied has to be the embedding."""
+    """Raise UnsupportedTarget if a tied head is stored and differs from the embedding."""
     if embedding.shape != head.shape or not np.array_equal(embedding.values(), head.values()):
         raise UnsupportedTarget(
             f"{folder}: config.json ties the LM head to the embedding, and the weights hold another one; "
@@ -235,9 +235,9 @@ def _numbers(path: Path, name: str, values: Floats) -> Floats:
 
 
 def _safetensors_entries(folder: Path) -> tuple[dict[str, _Entry], list[str]]:
-    """(the tensors of a model by name, names of others in its files).
+    """Return (the tensors of a model by name, names of others in its files).
 
-    They are those of model.safetensors, else those that the index names, else those of all files.
+    The tensors come from model.safetensors, else from the files that the index names, else from all files.
     """
     whole, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
     if whole.is_file():
@@ -272,7 +272,7 @@ def _safetensors_entries(folder: Path) -> tuple[dict[str, _Entry], list[str]]:
 
 
 def _safetensors_file(path: Path) -> dict[str, _Entry]:
-    """Its tensors by name. Raises BrokenTarget."""
+    """Return its tensors by name. Raises BrokenTarget."""
     try:
         with path.open("rb") as file:
             head = file.read(8)
@@ -307,7 +307,7 @@ def _safetensors_file(path: Path) -> dict[str, _Entry]:
 
 
 def stored_formats(folder: Path) -> Counter[str]:
-    """Return how many numbers of a folder's safetensors files are stored in each format. Raises BrokenTarget."""
+    """Return how many numbers of a folder's safetensors files have each format. Raises BrokenTarget."""
     formats = Counter[str]()
     for entry in _safetensors_entries(folder)[0].values():
         formats[entry.dtype] += math.prod(entry.shape)
@@ -315,7 +315,7 @@ def stored_formats(folder: Path) -> Counter[str]:
 
 
 def read_json(path: Path) -> Any:
-    """Return what a model folder's JSON file holds. Raises BrokenTarget."""
+    """Return the content of a model folder's JSON file. Raises BrokenTarget."""
     try:
         return json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
@@ -323,7 +323,7 @@ def read_json(path: Path) -> Any:
 
 
 def folder_weights(folder: Path) -> tuple[SafetensorsWeights, TargetConfig]:
-    """A model folder's weights and shapes. Raises UnsupportedTarget and BrokenTarget."""
+    """Open a model folder's weights and shapes. Raises UnsupportedTarget and BrokenTarget."""
     values = read_json(folder / "config.json")
     config = TargetConfig.from_json(values)
     if (folder / "adapter_config.json").is_file():
@@ -351,7 +351,7 @@ class GgufWeights:
 
     @property
     def values(self) -> dict[str, Any]:
-        """What config.json would say of the model."""
+        """Its values in the form of config.json."""
         return gguf_values(self._file)
 
     @property
@@ -369,7 +369,7 @@ class GgufWeights:
         return values
 
     def _unpaired(self, name: str, values: Floats) -> Floats:
-        """GGUF stores Llama's query and key rows with the two halves of each rotary pair side by side."""
+        """Restore the order of query and key rows, which GGUF stores with rotary pairs side by side."""
         part = name.rpartition("self_attn.")[2].partition(".")[0]
         heads = {"q_proj": self.config.num_attention_heads, "k_proj": self.config.num_key_value_heads}.get(part)
         if heads is None:
@@ -379,7 +379,7 @@ class GgufWeights:
 
 
 def open_weights(path: Path) -> tuple[Weights, TargetConfig]:
-    """A model's weights and shapes, from its folder or GGUF file. Raises UnsupportedTarget and BrokenTarget."""
+    """Open a model's weights and shapes, from its folder or GGUF file. Raises UnsupportedTarget and BrokenTarget."""
     if path.is_dir():
         return folder_weights(path)
     weights = GgufWeights(path)

@@ -1,1 +1,1 @@
-"""What the verifier's and the device's OpenAI-style endpoints share: requests, replies, streams and errors."""
+"""The OpenAI-style endpoints of verifier and device: requests, replies, streams and errors."""

@@ -1,4 +1,4 @@
-"""The OpenAI-style calls as one Starlette app, whatever answers them: a verifier's engine, or a device's runtime."""
+"""The OpenAI-style calls as one Starlette app for any backend: a verifier's engine, or a device's runtime."""
 
 from __future__ import annotations
 
@@ -28,53 +28,53 @@ from outrider_core.chat.api.replies import AnswerParts, Delta, Ending, ReplyWrit
 from outrider_core.chat.api.requests import ChatRequest, parse
 from outrider_core.chat.api.responses import ResponseRequest, parse_response
 
-#: path -> reads a body; raises ApiError
+#: path -> parses a body; raises ApiError
 PARSERS: dict[str, Callable[[bytes], ApiRequest]] = {
     "/v1/chat/completions": parse,
     "/v1/completions": parse_completion,
     "/v1/responses": parse_response,
 }
-#: path -> what a body holds
+#: path -> type of the body
 CALLS: dict[str, type[Fields]] = {
     "/v1/chat/completions": ChatRequest,
     "/v1/completions": CompletionRequest,
     "/v1/responses": ResponseRequest,
 }
-#: what answers a plain request
+#: answers a plain request
 Answering = Callable[[Request], Awaitable[Response]]
 MAX_BODY = 1 << 20
 BODY_SECONDS = 30.0
-#: for so long may a stream wait for its first token, so that a refusal has a status of its own
+#: most seconds that a stream waits for its first token, so that a refusal gets its own status
 BEGIN_SECONDS = 5.0
 #: header that names ignored fields
 IGNORED = "x-outrider-ignored"
-STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}  # else proxies may hold events back
+STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}  # otherwise proxies may hold events back
 
 
 class Completion(Protocol):
-    """One request under way, from its headers to the last byte of its reply."""
+    """One request in progress, from its headers to the last byte of its reply."""
 
     async def prepare(self, asked: ApiRequest, size: int) -> ReplyWriter:
-        """Accept the request, whose body has `size` bytes, and return what writes the reply. Raises ApiError."""
+        """Accept the request, whose body has `size` bytes, and return the writer of the reply. Raises ApiError."""
 
     def parts(self) -> AnswerParts:
         """Return the answer as it is written."""
 
     def failed(self, error: Exception) -> ApiError:
-        """Return what to tell the client where anything here, or the reading of its request, has raised."""
+        """Return the error to send to the client after any exception here or while its request was read."""
 
     async def close(self) -> None:
-        """Give up what is not finished. Called in every case."""
+        """Cancel unfinished work. Always called."""
 
 
 class Backend(Protocol):
-    """Answers requests. model: the name it is served by. aliases: further names."""
+    """Answers requests. model: the name of the served model. aliases: further names."""
 
     model: str
     aliases: Sequence[str]
 
     def admit(self, request: HTTPConnection) -> object:
-        """Raise ApiError where the client may not ask."""
+        """Raise ApiError if this client may not ask."""
 
     def begin(self, request: HTTPConnection) -> Completion:
         """Admit a completion, before its body is read. Raises ApiError."""
@@ -115,7 +115,7 @@ def api_routes(backend: Backend) -> list[Route]:
 def probe_routes(
     alive: Callable[[Request], Awaitable[Response]], ready: Callable[[Request], Awaitable[Response]]
 ) -> list[Route]:
-    """Return what orchestrators ask, also under the names that other servers have for it."""
+    """Return the routes that orchestrators probe, also under the names that other servers use."""
 
     async def told(_: Request) -> Response:
         return _json({"version": version("outrider")})
@@ -127,7 +127,7 @@ def probe_routes(
 def api_app(
     routes: Sequence[BaseRoute], origins: Sequence[str], lifespan: Lifespan[Starlette] | None = None
 ) -> Starlette:
-    """Return the app of `routes`, whose refusals have OpenAI's form. origins: of web pages that may read replies."""
+    """Return the app of `routes`, with refusals in OpenAI's form. origins: of web pages that may read replies."""
     cors = Middleware(
         CORSMiddleware,
         allow_origins=origins,
@@ -142,7 +142,7 @@ def api_app(
         lifespan=lifespan,
         exception_handlers={404: _no_such_route, 405: _no_such_route, ApiError: _refused},
     )
-    app.router.redirect_slashes = False  # a redirect names the scheme that a proxy's client did not use
+    app.router.redirect_slashes = False  # a redirect would name a scheme that a proxy's client did not use
     return app
 
 
@@ -166,7 +166,7 @@ def _json(value: Any, status: int = 200, headers: dict[str, str] | None = None) 
 
 
 class _Slashless:
-    """Serves a path with slashes behind it as without: a redirect would name a scheme, and a body be sent twice."""
+    """Serves a path with trailing slashes as without: a redirect would name a wrong scheme, and send a body twice."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -201,9 +201,9 @@ class _Call:
 async def _reply(
     completion: Completion, asked: ApiRequest, size: int, scope: Scope, receive: Receive, send: Send
 ) -> None:
-    """Send the answer in the form that was asked for.
+    """Send the answer in the requested form.
 
-    Raises where it fails before anything was sent; in a stream that has begun an error is an event.
+    Raises errors that come before anything was sent; in a stream that has begun an error is an event.
     """
     with asked.named():
         writer = await completion.prepare(asked, size)
@@ -218,7 +218,7 @@ async def _reply(
 
 
 async def _told(completion: Completion, asked: ApiRequest) -> AnswerParts:
-    """The answer's parts, with whatever they raise as ApiError."""
+    """Yield the answer's parts, and turn their exceptions into ApiError."""
     with asked.named():
         try:
             async for part in completion.parts():
@@ -228,7 +228,7 @@ async def _told(completion: Completion, asked: ApiRequest) -> AnswerParts:
 
 
 async def _read_body(receive: Receive) -> bytes:
-    """The request's body, of at most MAX_BODY bytes; what a larger one has beyond that is left unread.
+    """Read the request's body of at most MAX_BODY bytes; the rest of a larger one stays unread.
 
     Raises ApiError 413 if it is larger, ApiError 408 if it is slow, ClientGone.
     """
@@ -278,7 +278,7 @@ def _too_large() -> ApiError:
 
 
 async def begun(parts: AnswerParts) -> AnswerParts:
-    """Return the answer, once something of it is written, or after BEGIN_SECONDS. Raises what it raises before."""
+    """Return the answer once it has a first part, or after BEGIN_SECONDS. Raises its errors up to then."""
     first, ends = list[Delta | Ending](), asyncio.get_running_loop().time() + BEGIN_SECONDS
     while True:
         coming = asyncio.ensure_future(_next(parts))

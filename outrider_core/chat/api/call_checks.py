@@ -1,7 +1,7 @@
-"""Whether a call's arguments obey the schema of their function, which a grammar may not have enforced.
+"""Check a call's arguments against the schema of their function, which a grammar may not have enforced.
 
-Both schema and arguments may be a stranger's: the work is bounded, expressions, which Python can be made to try for
-hours, are left out, and a reference leads nowhere but into the schema itself. jsonschema's own registry would fetch it,
+Both schema and arguments may come from strangers, so the work is bounded. Regular expressions are skipped, as Python's
+can take hours, and references are only followed within the schema itself: jsonschema's own registry would fetch others
 from the network and from this machine's files.
 """
 
@@ -16,7 +16,7 @@ from jsonschema.exceptions import SchemaError, best_match
 from jsonschema.validators import extend, validator_for
 from referencing import Registry
 
-#: keywords looked at, and values compared, before a check is given up
+#: keywords and values checked before a check is abandoned
 STEPS = 20_000
 UNCHECKED = ("pattern", "patternProperties", "format")
 
@@ -26,7 +26,7 @@ class _TooMuch(Exception):
 
 
 def fault_of(arguments: str, schema: Mapping[str, Any]) -> str:
-    """Why `arguments`, JSON text, do not obey `schema`, in one line; "" where they do, or where it cannot be told."""
+    """Return in one line why `arguments`, JSON text, violate `schema`; "" if they do not, or if that is undecided."""
     left = STEPS
 
     def bounded(rule: Callable[..., Iterator[ValidationError] | None]) -> Callable[..., Iterator[ValidationError]]:
@@ -51,7 +51,7 @@ def fault_of(arguments: str, schema: Mapping[str, Any]) -> str:
         found = best_match(checked(schema, registry=Registry()).iter_errors(json.loads(arguments)))
     except (_TooMuch, SchemaError, RecursionError):
         return ""
-    except Exception as error:  # a reference to what is not there, and whatever a strange schema makes of the library
+    except Exception as error:  # a dangling reference, or any error that a strange schema causes in the library
         return "" if not isinstance(error, ValueError) else f"no JSON: {error}"
     return "" if found is None else f"{found.json_path}: {found.message}"[:300]
 

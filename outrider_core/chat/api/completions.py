@@ -1,4 +1,4 @@
-"""`/v1/completions`: text or token ids go on as they are, without a chat template."""
+"""`/v1/completions`: continues text or token ids as they are, without a chat template."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "tools": ([],),
 }
 MAX_LOGPROBS = 5
-#: as OpenAI has it, where a request names none
+#: OpenAI's default
 USUAL_TOKENS = 16
 
 
@@ -50,7 +50,7 @@ class CompletionRequest(Fields, kw_only=True):
 
     @property
     def length(self) -> int | None:
-        """See ApiRequest. -1: no limit but the context's."""
+        """See ApiRequest. -1: limited by the context alone."""
         asked = (self.max_completion_tokens, self.max_tokens)
         return USUAL_TOKENS if asked == (None, None) else Fields.length.fget(self)  # type: ignore[attr-defined]
 
@@ -80,7 +80,7 @@ def parse_completion(body: bytes) -> CompletionRequest:
 
 
 class TextWriter:
-    """See ReplyWriter. echo: what stands before each choice's text."""
+    """See ReplyWriter. echo: prefix of each choice's text."""
 
     def __init__(self, model: str, fingerprint: str, prompt_tokens: int, usage: bool, echo: str) -> None:
         self.id = f"cmpl-{secrets.token_hex(12)}"
@@ -135,7 +135,7 @@ class TextWriter:
 class _Offsets:
     """Offsets of one choice's tokens in its text, in characters.
 
-    A token that begins within a character begins where that does; one behind a stop string, at the text's end.
+    A token that begins within a character has that character's offset; one after a stop string, the text's length.
     """
 
     def __init__(self) -> None:
@@ -143,7 +143,7 @@ class _Offsets:
         self._told = self._known = 0
 
     def told(self, text: str, chances: Sequence[TokenChances]) -> dict[str, Any] | None:
-        """`logprobs` of the tokens that come with more `text`; None where there are none."""
+        """Return `logprobs` of the tokens that come with more `text`; None if there are none."""
         self._known += len(text)
         offsets = list[int]()
         for each in chances:

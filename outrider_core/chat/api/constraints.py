@@ -1,4 +1,4 @@
-"""What OpenAI's fields ask of an answer beside its sampling, as a `Constraint`: formats, biases and penalties."""
+"""Turn OpenAI's fields for formats, biases and penalties into a `Constraint`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MAX_PENALTY = 2.0
 
 
 class ConstraintFault(ValueError):
-    """A field asks for what cannot be; param: its name."""
+    """A field has an impossible value; param: its name."""
 
     def __init__(self, param: str, why: str) -> None:
         super().__init__(why)
@@ -36,7 +36,7 @@ class ConstraintFault(ValueError):
 
 
 class _JsonSchema(Struct):
-    """name, description, strict: as OpenAI has them. They change nothing: every schema is obeyed to the letter."""
+    """name, description, strict: OpenAI's fields. They have no effect: every schema is enforced strictly."""
 
     schema: dict[str, Any]
     name: str | None = None
@@ -58,9 +58,9 @@ def constraint_of(
     presence_penalty: float | None = None,
     tools: ToolRules | None = None,
 ) -> Constraint | None:
-    """For an answer whose first token has index `begin`; None where nothing is asked that changes an answer.
+    """Return the constraint of an answer whose first token has index `begin`; None if no field changes the answer.
 
-    logit_bias: by token id, an integer or its decimal text. tools: of `outrider_core.chat.api.tools.tool_use_of`.
+    logit_bias: by token id, an integer or its decimal text. tools: from `outrider_core.chat.api.tools.tool_use_of`.
     Raises ConstraintFault.
     """
     grammar, schema = _grammar(response_format)
@@ -75,7 +75,7 @@ def constraint_of(
 
 
 def field_of(constraint: Constraint | None) -> str | None:
-    """The field that asks for what `constraint` holds an answer to, by its name in chat completions."""
+    """Return the name, in chat completions, of the field that caused `constraint`."""
     if constraint is None:
         return None
     if constraint.grammar == GRAMMAR_NONE:
@@ -84,7 +84,7 @@ def field_of(constraint: Constraint | None) -> str | None:
 
 
 def _grammar(response_format: Mapping[str, Any] | None) -> tuple[int, str]:
-    """(GRAMMAR_*, the schema as text)."""
+    """Return (GRAMMAR_*, the schema as text)."""
     if response_format is None:
         return GRAMMAR_NONE, ""
     try:
@@ -109,7 +109,7 @@ def _grammar(response_format: Mapping[str, Any] | None) -> tuple[int, str]:
 
 
 def _tools(tools: ToolRules, grammar: int, schema: str) -> str:
-    """The tools as text, with the form of an answer that calls none."""
+    """Return the tools as text, with the required form of an answer without calls."""
     form = {"type": "object"} if grammar == GRAMMAR_JSON_OBJECT else msgspec.json.decode(schema or "null")
     try:
         text = msgspec.structs.replace(tools, text=form).as_text()
@@ -123,7 +123,7 @@ def _tools(tools: ToolRules, grammar: int, schema: str) -> str:
 
 
 def _bias(logit_bias: Mapping[int, float] | Mapping[str, float] | None, vocab_size: int) -> dict[int, float]:
-    """Amounts by token id; those of 0 change nothing."""
+    """Return the amounts by token id, without those of 0."""
     bias: dict[int, float] = {}
     for key, amount in (logit_bias or {}).items():
         try:

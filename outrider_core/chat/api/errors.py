@@ -9,7 +9,7 @@ from msgspec import Struct
 
 
 class ErrorFields(Struct):
-    """message: for people. type: a kind of errors. param: the field at fault. code: a stable name for programs."""
+    """message: for people. type: kind of error. param: the field at fault. code: a stable name for programs."""
 
     message: str
     type: str
@@ -18,7 +18,7 @@ class ErrorFields(Struct):
 
 
 class ErrorBody(Struct):
-    """An error as it travels."""
+    """The JSON body of an error."""
 
     error: ErrorFields
 

@@ -1,7 +1,8 @@
-"""The fields that all calls share, and how a body is read: what cannot be is refused by name, what is unknown named.
+"""The fields that all calls share, and how a body is read.
 
-The verifier (`cloud.server.openai`) and the device's own endpoint (`outrider.cli.serve`) both take them. Fields that
-would change the output and are not supported are refused; ignored ones are named in a header of the reply.
+The verifier (`cloud.server.openai`) and the device's own endpoint (`outrider.cli.serve`) both take them. Invalid
+values, and unsupported fields that would change the output, are refused by name; ignored fields are named in a header
+of the reply.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from outrider_core.protocol.constraint import Constraint
 from outrider_core.protocol.sampling import Sampling
 
 MAX_STOPS, MAX_STOP_LENGTH = 4, 1000
-#: choices of one request, and log probabilities of one token
+#: largest number of choices, and of log probabilities of one token
 MAX_CHOICES, MAX_TOP = 8, 20
 _SEEDS = 2**63 - 1
 
@@ -32,9 +33,9 @@ _SEEDS = 2**63 - 1
 class ApiRequest(Protocol):
     """A request in the form that all endpoints share.
 
-    choices: answers to write, one after another. conversation: messages as chat templates take them; None:
-    `plain_prompt` stands for itself, as text or token ids. top: log probabilities to tell of each token beside its
-    own; None: of none. ignored: names of fields that the client has sent and that have no effect.
+    choices: number of answers, written one after another. conversation: messages in the form of chat templates; None:
+    use `plain_prompt`, text or token ids. top: number of alternatives with log probabilities for each token; None: no
+    log probabilities. ignored: names of fields that the client has sent and that have no effect.
     """
 
     model: str
@@ -62,34 +63,34 @@ class ApiRequest(Protocol):
         """Return how to draw a choice."""
 
     def constraint(self, begin: int, vocab_size: int) -> Constraint | None:
-        """Return what an answer whose first token has index `begin` is held to. Raises ApiError."""
+        """Return the constraint of an answer whose first token has index `begin`. Raises ApiError."""
 
     def writer(self, model: str, fingerprint: str, prompt_tokens: int, prompt_text: Callable[[], str]) -> ReplyWriter:
-        """Of the reply. prompt_text(): the prompt as text."""
+        """Return the writer of the reply. prompt_text(): the prompt as text."""
 
     def named(self) -> AbstractContextManager[None]:
-        """Within it an ApiError gets the name that its field has in this request: outside, all are chat completions."""
+        """Rename fields in an ApiError raised inside: from their name in chat completions to that in this request."""
 
 
 def token_limit(request: ApiRequest, available: int) -> int:
-    """The most tokens to write where the context has space for `available`."""
+    """Return the most tokens to write if the context has space for `available`."""
     return available if request.length is None else min(request.length, available)
 
 
-#: -1, as many clients send it, is the same as absent
+#: -1, as many clients send it, means the same as absent
 Tokens = Annotated[int, Meta(ge=-1, lt=2**31)]
 
 
 class StreamOptions(Struct):
-    """include_usage: send token counts in a last chunk of their own."""
+    """include_usage: send token counts in a last chunk."""
 
     include_usage: bool | None = None
 
 
 class Fields(Struct, dict=True):
-    """The supported fields that chat and text completions share, within OpenAI's bounds. null is the same as absent.
+    """The supported fields that chat and text completions share, within OpenAI's bounds. null means absent.
 
-    NAMES: regular expressions of the names that fields have in chat completions -> what they are called here.
+    NAMES: regular expressions of field names in chat completions -> their names here.
     """
 
     NAMES: ClassVar[Mapping[str, str]] = {}
@@ -155,7 +156,7 @@ class Fields(Struct, dict=True):
 
     @classmethod
     def formed_as(cls, fields: dict[str, Any], form: dict[str, Any]) -> dict[str, Any]:
-        """The fields that ask for this `response_format`. Raises ApiError where `fields` have a form already."""
+        """Return the fields with this `response_format`. Raises ApiError if `fields` have one already."""
         return {"response_format": form}
 
     @property
@@ -208,7 +209,7 @@ class Fields(Struct, dict=True):
         return next((limit for limit in limits if limit is not None and limit > 0), None)
 
     def check(self) -> None:
-        """Raise ApiError where fields contradict each other."""
+        """Raise ApiError if fields contradict each other."""
         if len(self.stops) > MAX_STOPS or any(len(stop) > MAX_STOP_LENGTH for stop in self.stops):
             text = f"stop takes up to {MAX_STOPS} strings of 1 to {MAX_STOP_LENGTH} characters"
             raise ApiError(400, text, "stop")
@@ -224,7 +225,7 @@ Read = TypeVar("Read", bound=Fields)
 
 
 def read(body: bytes, kind: type[Read], neutral: Mapping[str, tuple[Any, ...]]) -> Read:
-    """Decode a body and check it, as far as that needs no model.
+    """Decode a body and run the checks that need no model.
 
     neutral: unsupported fields -> the values with which they have no effect; null always has none.
 
@@ -248,7 +249,7 @@ def read(body: bytes, kind: type[Read], neutral: Mapping[str, tuple[Any, ...]]) 
 
 
 def param_of(message: str) -> str | None:
-    """The field that a msgspec message is about: from "... - at `$.stop[0]`", "... missing required field `x`"."""
+    """Return the field that a msgspec message names: in "... - at `$.stop[0]`", "... missing required field `x`"."""
     missing = re.search(r"required field `(\w+)`", message)
     path = re.search(r"at `\$\.?([^`]*)`", message)
     names = [found.group(1) for found in (path, missing) if found and found.group(1)]

@@ -1,4 +1,4 @@
-"""What the endpoints serve at `/openapi.json`: made of the fields' own declarations."""
+"""The description of the endpoints at `/openapi.json`, generated from the declared fields."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import msgspec
 from outrider_core.chat.api.errors import ErrorBody
 from outrider_core.chat.api.fields import Fields
 
-#: statuses of refusals and failures, which have OpenAI's form
+#: statuses of refusals and failures, whose bodies have OpenAI's form
 STATUSES = (400, 401, 403, 404, 405, 408, 413, 415, 429, 500, 502, 503)
 
-#: a server-sent event, whose data is JSON or [DONE]
+#: a server-sent event; its data is JSON or [DONE]
 EVENT = {
     "type": "object",
     "properties": {"event": {"type": "string"}, "data": {"type": "string"}},

@@ -1,4 +1,4 @@
-"""An answer as the endpoints hand it to a writer, and what all writers share. Chat's own writer is here too."""
+"""The parts of an answer, the code that all reply writers share, and the writer for chat completions."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ class TokenChance:
 
 @dataclass(frozen=True)
 class TokenChances:
-    """A token that was drawn, and the most likely ones in its place, the likeliest first."""
+    """A drawn token, and the most likely tokens at its place, likeliest first."""
 
     drawn: TokenChance
     top: Sequence[TokenChance] = ()
 
     @property
     def listed(self) -> Sequence[TokenChance]:
-        """The likeliest tokens, the drawn one behind them where it is none of these: as text completions have it."""
+        """The likeliest tokens, then the drawn one if it is not among them: the form of text completions."""
         if not self.top or any(one.data == self.drawn.data for one in self.top):
             return self.top
         return [*self.top, self.drawn]
@@ -43,10 +43,10 @@ class TokenChances:
 
 @dataclass(frozen=True)
 class Delta:
-    """New part of an answer: text or a part of a call.
+    """A new part of an answer: text or a part of a call.
 
     extension: further fields of the chunk, beside OpenAI's own. chances: of the tokens drawn since the last Delta.
-    idle: nothing was written yet.
+    idle: nothing has been written yet.
     """
 
     text: str
@@ -58,11 +58,11 @@ class Delta:
 
 @dataclass(frozen=True)
 class Ending:
-    """The end of a choice that is complete: any other way to end is an ApiError.
+    """The end of a complete choice; any other end is an ApiError.
 
     completion_tokens: tokens drawn, the one that ends the answer included.
 
-    drafted: tokens that were verified as drafts; accepted: of these, the target's own.
+    drafted: tokens that were verified as drafts; accepted: those among them that the target drew too.
     """
 
     finish_reason: FinishReason
@@ -72,20 +72,20 @@ class Ending:
     accepted: int = 0
 
 
-#: any number of Deltas, then one Ending, as often as choices were asked for; ApiError where the answer fails
+#: any number of Deltas, then one Ending, for each choice; ApiError if the answer fails
 AnswerParts = AsyncIterator[Delta | Ending]
 
 
 class ReplyWriter(Protocol):
-    """Writes the reply to one request. id: its own."""
+    """Writes the reply to one request. id: of the reply."""
 
     id: str
 
     async def whole(self, answer: AnswerParts) -> dict[str, Any]:
-        """The whole answer as one object. Raises ApiError where it fails."""
+        """Return the whole answer as one object. Raises ApiError if it fails."""
 
     def events(self, answer: AnswerParts) -> AsyncIterator[bytes]:
-        """All server-sent events as they travel. An error that comes now can only be an event itself."""
+        """Yield all server-sent events as bytes. A later error can only be an event itself."""
 
 
 async def with_calls(
@@ -94,10 +94,10 @@ async def with_calls(
     required: bool = False,
     schemas: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> AnswerParts:
-    """The answer with the calls in its text taken apart. formed, required: see CallReader.
+    """Separate the calls from the text of an answer. formed, required: see CallReader.
 
-    It ends with TOOL_CALLS where it calls, and all of its calls are whole. schemas: of the functions' arguments, by
-    name; calls that do not obey them are named in the extension.
+    It ends with TOOL_CALLS if it calls functions and all calls are complete. schemas: of the functions' arguments, by
+    name; calls that violate them are named in the extension.
     """
     reader, carried, calls = CallReader(formed, required), Delta(""), list[CallDelta]()
     async for part in answer:
@@ -129,7 +129,7 @@ async def with_calls(
 
 
 async def _invalid(calls: Sequence[CallDelta], schemas: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Calls that do not obey their functions' schemas, which the grammar may not have enforced."""
+    """Return calls that violate their functions' schemas, which the grammar may not have enforced."""
     if not any(call.name in schemas for call in calls):
         return []
     from outrider_core.chat.api.call_checks import fault_of
@@ -143,44 +143,44 @@ async def _invalid(calls: Sequence[CallDelta], schemas: Mapping[str, Mapping[str
 def told(
     calls: bool, formed: bool, required: bool, schemas: Mapping[str, Mapping[str, Any]] | None
 ) -> Callable[[AnswerParts], AnswerParts]:
-    """`with_calls` for a request with tools, nothing for one without."""
+    """Return `with_calls` for a request with tools, and `as_it_is` for one without."""
     if not calls:
         return as_it_is
     return partial(with_calls, formed=formed, required=required, schemas=schemas)
 
 
 def as_it_is(answer: AnswerParts) -> AnswerParts:
-    """The answer of a request without tools."""
+    """Return the answer unchanged, for a request without tools."""
     return answer
 
 
 class Usage:
-    """Token counts of a reply: the prompt once, what was drawn and drafted for all choices."""
+    """Token counts of a reply: the prompt once, drawn and drafted tokens of all choices."""
 
     def __init__(self, prompt: int) -> None:
         self.prompt, self.drawn, self.drafted, self.accepted = prompt, 0, 0, 0
 
     def add(self, ending: Ending) -> None:
-        """A choice has ended."""
+        """Add the counts of a finished choice."""
         self.drawn += ending.completion_tokens
         self.drafted += ending.drafted
         self.accepted += ending.accepted
 
     @property
     def extension(self) -> dict[str, int]:
-        """Return what is not OpenAI's."""
+        """Return the counts that are not OpenAI's."""
         return {"drafted_tokens": self.drafted, "accepted_tokens": self.accepted}
 
     def body(self) -> dict[str, Any]:
-        """Return the body in the form of chat and text completions."""
+        """Return the counts in the form of chat and text completions."""
         counts = {"prompt_tokens": self.prompt, "completion_tokens": self.drawn}
         return {**counts, "total_tokens": self.prompt + self.drawn, "outrider": self.extension}
 
 
 class ChatWriter:
-    """Chat completions. fingerprint: names what draws the text. usage: a stream ends with token counts.
+    """Chat completions. fingerprint: identifies the model and its arithmetic. usage: a stream ends with token counts.
 
-    calls: the answer may call functions. chances: log probabilities were asked for. formed, required, schemas: see
+    calls: the answer may call functions. chances: log probabilities were requested. formed, required, schemas: see
     with_calls.
     """
 
@@ -263,7 +263,7 @@ class ChatWriter:
         finish_reason: FinishReason | None = None,
         chances: Sequence[TokenChances] = (),
     ) -> bytes:
-        """delta: what is new; None for the chunk of token counts, which has no choice."""
+        """Return a chunk. delta: new content; None for the chunk of token counts, which has no choice."""
         logprobs = {"content": [chances_of(each) for each in chances], "refusal": None} if chances else None
         choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
         choices = [] if delta is None else [choice]
@@ -271,7 +271,7 @@ class ChatWriter:
 
 
 class _WholeChoice:
-    """One choice of a whole answer."""
+    """Collects one choice of a whole answer."""
 
     def __init__(self) -> None:
         self._text = list[str]()
@@ -302,7 +302,7 @@ class _WholeChoice:
 
 
 async def _from_the_start(answer: AnswerParts) -> AsyncIterator[Delta | Ending | None]:
-    """None, as soon as the reply may begin, then the answer."""
+    """Yield None as soon as the reply may begin, then the answer."""
     yield None
     async for part in answer:
         yield part
@@ -318,7 +318,7 @@ def _delta(part: Delta) -> dict[str, Any]:
 
 
 def chances_of(chances: TokenChances) -> dict[str, Any]:
-    """Log probabilities in the form of chat completions and responses."""
+    """Return log probabilities in the form of chat completions and responses."""
     return {**_chance(chances.drawn), "top_logprobs": [_chance(each) for each in chances.top]}
 
 
@@ -327,7 +327,7 @@ def _chance(chance: TokenChance) -> dict[str, Any]:
 
 
 def extended(choices: list[dict[str, Any]], extensions: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The choices of a whole reply: where they are several, each has its own extension; else the reply has it."""
+    """Return the choices of a whole reply; with several, each has its own extension, otherwise the reply has it."""
     if len(choices) == 1:
         return choices
     return [{**choice, **extension} for choice, extension in zip(choices, extensions, strict=True)]
@@ -337,16 +337,16 @@ DONE = b"data: [DONE]\n\n"
 
 
 def event(value: Any, name: str = "") -> bytes:
-    """A server-sent event."""
+    """Encode a server-sent event."""
     head = f"event: {name}\n".encode() if name else b""
     return head + b"data: " + msgspec.json.encode(value) + b"\n\n"
 
 
 def model_card(name: str) -> dict[str, Any]:
-    """The served model as `/v1/models` describes it; it counts as created now."""
+    """Return the served model as `/v1/models` describes it, created now."""
     return {"id": name, "object": "model", "created": int(time.time()), "owned_by": "outrider"}
 
 
 def model_list(cards: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """The reply of `/v1/models`."""
+    """Return the reply of `/v1/models`."""
     return {"object": "list", "data": list(cards)}

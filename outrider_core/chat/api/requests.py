@@ -1,4 +1,4 @@
-"""Requests for chat completions: what they may contain, and what is refused."""
+"""Requests for chat completions: supported fields, and those that are refused."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 
 
 class ChatRequest(Fields, kw_only=True):
-    """The supported fields, within OpenAI's bounds. null is the same as absent."""
+    """The supported fields, within OpenAI's bounds. null means absent."""
 
     messages: Annotated[list[ChatMessage], Meta(min_length=1)]
     logprobs: bool | None = None
@@ -36,7 +36,7 @@ class ChatRequest(Fields, kw_only=True):
 
     @cached_property
     def tool_use(self) -> ToolUse | None:  # type: ignore[override]
-        """See ApiRequest. Raises ConstraintFault; `check` has seen that it does not."""
+        """See ApiRequest. Raises ConstraintFault, except after `check`."""
         return tool_use_of(self.tools, self.tool_choice, self.parallel_tool_calls)
 
     @property
@@ -51,7 +51,7 @@ class ChatRequest(Fields, kw_only=True):
 
     @cached_property
     def conversation(self) -> list[dict[str, Any]]:
-        """Messages as chat templates take them. Templates know "developer" as "system"."""
+        """Return messages in the form of chat templates, which know "developer" as "system"."""
         return [taken_of(message, "messages") for message in self.messages]
 
     def writer(self, model: str, fingerprint: str, prompt_tokens: int, prompt_text: Callable[[], str]) -> ReplyWriter:
@@ -87,7 +87,7 @@ def parse(body: bytes) -> ChatRequest:
 
 
 def check_messages(messages: Sequence[ChatMessage]) -> None:
-    """Raise ApiError where one cannot be, or answers a call that was not made."""
+    """Raise ApiError if a message is invalid, or answers a call that was not made."""
     made = dict[str, str]()
     for index, message in enumerate(messages):
         where = f"messages[{index}]"

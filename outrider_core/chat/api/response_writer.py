@@ -24,7 +24,7 @@ ResponseEvent = dict[str, Any]
 
 
 class ResponseWriter:
-    """See `outrider_core.chat.api.replies.ReplyWriter`. echoed: what a reply repeats of its request.
+    """See `outrider_core.chat.api.replies.ReplyWriter`. echoed: fields of the request that a reply repeats.
 
     calls: the answer may call functions. formed, required, schemas: see `outrider_core.chat.api.replies.with_calls`.
     """
@@ -113,12 +113,12 @@ class ResponseWriter:
         }
 
     def _grown(self, part: Delta | Ending) -> Iterator[ResponseEvent]:
-        """Grow the output by a part of the answer; yields what to say of it."""
+        """Extend the output by a part of the answer; yield the events for it."""
         if isinstance(part, Ending):
             self._usage.add(part)
             if not self._output:
                 yield from self._message()
-            calling = self._output[-1]["type"] == "function_call"  # ended by a stop string where it is not TOOL_CALLS
+            calling = self._output[-1]["type"] == "function_call"  # a stop string ended it if it is not TOOL_CALLS
             reason = part.finish_reason
             cut = reason == FinishReason.LENGTH or (calling and reason == FinishReason.STOP)
             yield from self._closed("incomplete" if cut else "completed")
@@ -167,7 +167,7 @@ class ResponseWriter:
         yield {"type": "response.output_item.added", **place, "item": {**item}}
 
     def _closed(self, status: str) -> Iterator[ResponseEvent]:
-        """End the item that grows, where there is one."""
+        """End the growing item, if there is one."""
         if not self._open:
             return
         self._open = False
@@ -189,7 +189,7 @@ class ResponseWriter:
 
 
 def _status(ending: Ending) -> tuple[str, ResponseEvent | None]:
-    """The response's status, and why it is incomplete."""
+    """Return the response's status, and the event of an incomplete one."""
     if ending.finish_reason == FinishReason.LENGTH:
         return "incomplete", {"reason": "max_output_tokens"}
     return "completed", None

@@ -1,4 +1,4 @@
-"""`/v1/responses` in its stateless part: each request brings the whole conversation, nothing is stored."""
+"""`/v1/responses`, its stateless part: each request brings the whole conversation, nothing is stored."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "n": (1,),
     "response_format": (),
 }
-#: kinds of content parts, which are all text
+#: kinds of content parts; all hold text
 TEXTS = ("input_text", "output_text", "text")
 LOGPROBS = "message.output_text.logprobs"
 
 
 class Item(Struct):
-    """One item of `input`: a message, a call, or what a call gave."""
+    """One item of `input`: a message, a call, or a call's result."""
 
     type: str = "message"
     role: str | None = None
@@ -49,7 +49,7 @@ class Item(Struct):
 
 
 class Format(Struct):
-    """Of `text`, flat where chat completions nest it."""
+    """Format within `text`, flat where chat completions nest it."""
 
     type: str
     name: str | None = None
@@ -58,13 +58,13 @@ class Format(Struct):
 
 
 class Text(Struct):
-    """verbosity and the like change nothing."""
+    """verbosity and the like have no effect."""
 
     format: Format | None = None
 
 
 class ResponseRequest(Fields, kw_only=True):
-    """The supported fields; those of `Fields` that are not OpenAI's here are taken as chat completions take them."""
+    """The supported fields; fields of `Fields` that OpenAI lacks here work as in chat completions."""
 
     NAMES: ClassVar[Mapping[str, str]] = {
         r"^messages\b": "input",
@@ -86,7 +86,7 @@ class ResponseRequest(Fields, kw_only=True):
 
     @cached_property
     def _chat(self) -> ChatRequest:
-        """The same as a chat completion."""
+        """Return the same request as a chat completion."""
         return ChatRequest(model=self.model, messages=self._messages())
 
     @property
@@ -146,7 +146,7 @@ class ResponseRequest(Fields, kw_only=True):
             self.tool_use  # noqa: B018
         except ConstraintFault as fault:
             raise ApiError(400, str(fault), fault.param, "invalid_value") from None
-        except ApiError as error:  # a call and its message are one in chat completions, so the place is not the same
+        except ApiError as error:  # chat completions merge a call with its message, so places differ
             raise ApiError(400, f"input: {error.message}", "input", error.code) from None
 
     def _response_format(self) -> dict[str, Any] | None:
@@ -166,7 +166,7 @@ class ResponseRequest(Fields, kw_only=True):
         return messages
 
     def _echoed(self) -> dict[str, Any]:
-        """Return what a reply repeats of the request."""
+        """Return the fields of the request that a reply repeats."""
         form = self.text.format if self.text and self.text.format else Format("text")
         shown = {key: value for key, value in msgspec.to_builtins(form).items() if value is not None}
         return {
@@ -186,7 +186,7 @@ class ResponseRequest(Fields, kw_only=True):
 
 
 def _nested_choice(choice: Any) -> Any:
-    """`tool_choice` as chat completions have it, which nest what is flat here."""
+    """Return `tool_choice` in the nested form of chat completions."""
     if not isinstance(choice, dict):
         return choice
     if choice.get("type") == "allowed_tools" and isinstance(choice.get("tools"), list):

@@ -1,5 +1,6 @@
-"""Fields as other servers spell them (vLLM, SGLang, llama.cpp, Ollama): what we have by another name is taken, the rest
-refused by name, and unknown ones are reported to the client."""
+"""Other servers' names of fields (vLLM, SGLang, llama.cpp, Ollama): known ones are translated, others refused by name,
+and unknown ones reported to the client.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +14,11 @@ from msgspec import inspect
 
 from outrider_core.chat.api.errors import ApiError
 
-#: names under which a schema travels, as an object or as text
+#: names of a schema's field, as an object or as text
 SCHEMAS = ("guided_json", "json_schema", "format")
 #: members of `response_format` that are read
 FORM = ("type", "json_schema", "schema")
-#: fields that would change the answer and are not supported -> the values with which they have no effect
+#: unsupported fields that would change the answer -> the values with which they have no effect
 REFUSED: Mapping[str, tuple[Any, ...]] = {
     "guided_regex": ("",),
     "guided_choice": ([],),
@@ -71,7 +72,7 @@ INSTEAD: Mapping[str, str] = {
     "allowed_token_ids": "logit_bias",
     "stop_token_ids": "stop",
 }
-#: fields that change no text, and members of messages and items that say nothing to the target
+#: fields that change no text, and members of messages and items that mean nothing to the target
 HARMLESS = frozenset(
     (
         *("user", "store", "metadata", "service_tier", "safety_identifier", "prompt_cache_key", "prediction"),
@@ -79,14 +80,14 @@ HARMLESS = frozenset(
     )
 )
 HARMLESS_INSIDE = frozenset(("id", "status", "annotations", "logprobs", "refusal", "index", "include_obfuscation"))
-#: names that a reply lists at most, and what such a name may look like
+#: most names that a reply lists, and the form of such a name
 MOST_NAMES, NAME = 20, re.compile(r"[\w.\[\]-]{1,100}", re.ASCII)
-#: values looked at for such names, and for whether one says nothing, before the rest is left unread
+#: most values searched for ignored names or found to be empty; the rest is not looked at
 MOST_VALUES = 10_000
 
 
 def is_empty(value: Any) -> bool:
-    """Return whether a value says nothing: null, or an object of nothing but that."""
+    """Return whether a value is empty: null, or an object whose values are all empty."""
     left, seen = [value], 0
     while left:
         one = left.pop()
@@ -98,9 +99,9 @@ def is_empty(value: Any) -> bool:
 
 
 def take_spellings(fields: dict[str, Any]) -> dict[str, Any] | None:
-    """Rename in `fields` what has other names here, and return the `response_format` that other names ask for, or None.
+    """Translate names in `fields`, and return the `response_format` that other names ask for, or None.
 
-    Raises ApiError where two of them ask, or one cannot be read.
+    Raises ApiError if several ask for one, or one is unreadable.
     """
     if fields.get("max_tokens") is None and fields.get("n_predict") is not None:
         fields["max_tokens"] = fields["n_predict"]
@@ -144,7 +145,7 @@ def _form(schema: Any, name: str) -> dict[str, Any]:
 
 
 def _structured(outputs: Any) -> dict[str, Any]:
-    """vLLM's object of many ways, of which JSON is ours."""
+    """Read vLLM's object of several kinds of output, of which only JSON is supported."""
     asked = {} if not isinstance(outputs, dict) else {name: value for name, value in outputs.items() if value}
     if list(asked) == ["json"]:
         return _form(asked["json"], "structured_outputs.json")
@@ -155,9 +156,10 @@ def _structured(outputs: Any) -> dict[str, Any]:
 
 
 def check_supported(fields: dict[str, Any], neutral: Mapping[str, tuple[Any, ...]]) -> None:
-    """Raise ApiError on a field that is not supported.
+    """Raise ApiError on an unsupported field.
 
-    neutral: such fields of one call, beside REFUSED -> the values with which they have no effect; null always has none.
+    neutral: unsupported fields of one call, beside REFUSED -> the values with which they have no effect; null always
+    has none.
     """
     for name, harmless in {**REFUSED, **neutral}.items():
         value = fields.get(name)
@@ -182,7 +184,7 @@ def ignored_names(fields: dict[str, Any], kind: type[msgspec.Struct], known: Map
 
 
 def _values(value: Any, type_: inspect.Type, path: str) -> Iterator[str]:
-    """For each value that is looked at: where it is, if it is ignored, else ""."""
+    """Yield the path of each value if it is ignored, else ""."""
     match type_:
         case inspect.UnionType(types=types):
             for each in types:
@@ -205,7 +207,7 @@ def _values(value: Any, type_: inspect.Type, path: str) -> Iterator[str]:
 
 
 def _holds_fields(type_: inspect.Type) -> bool:
-    """Return whether a value of this type may have fields that somebody reads."""
+    """Return whether a value of this type may have fields that are read."""
     match type_:
         case inspect.UnionType(types=types):
             return any(map(_holds_fields, types))

@@ -1,4 +1,4 @@
-"""OpenAI's fields `tools`, `tool_choice` and `parallel_tool_calls`, and the calls that an answer's text holds."""
+"""OpenAI's fields `tools`, `tool_choice` and `parallel_tool_calls`, and calls in an answer's text."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from outrider_core.protocol.text import StopStrings
 
 CHOICES = ("none", "auto", "required")
 _HEAD = re.compile(rf'\s*\{{\s*"name":\s*"({NAME})",\s*"arguments":\s*')
-#: keywords that may ask for properties by ways that are not looked into here
+#: keywords that may ask for properties in ways that are not examined here
 _FURTHER = ("not", "if", "dependencies", "dependentSchemas", "$dynamicRef", "$recursiveRef", "minProperties")
 
 
 class _Function(Struct):
-    """strict changes nothing: every schema is obeyed."""
+    """strict has no effect: every schema is enforced."""
 
     name: str
     description: str | None = None
@@ -66,14 +66,14 @@ class _Chosen(NamedTuple):
 
 @dataclass(frozen=True)
 class ToolUse:
-    """prompt: the functions as chat templates take them. rules: what the answer is held to."""
+    """prompt: the functions in the form of chat templates. rules: the constraint on the answer."""
 
     prompt: list[dict[str, Any]]
     rules: ToolRules
 
 
 def tool_use_of(tools: Sequence[Any] | None, choice: Any = None, parallel: bool | None = None) -> ToolUse | None:
-    """None where no tool may be called. Raises ConstraintFault."""
+    """Return the tools of a request; None if none may be called. Raises ConstraintFault."""
     if tools and len(tools) > MAX_TOOLS:
         raise ConstraintFault("tools", f"{len(tools)} tools; at most {MAX_TOOLS} are taken")
     functions = [_function(tool, f"tools[{index}]") for index, tool in enumerate(tools or ())]
@@ -131,7 +131,7 @@ def _chosen(choice: Any) -> _Chosen:
 
 
 def _closed(parameters: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The schema of a call's arguments: an object, and without more properties than it names in any of its parts."""
+    """Return the schema of a call's arguments: an object, in all parts without properties that it does not name."""
     schema = {"type": "object", **(parameters or {"properties": {}})}
     names = _names(schema, schema, set())
     if isinstance(schema.get("properties"), dict) and names is not None and "additionalProperties" not in schema:
@@ -141,7 +141,7 @@ def _closed(parameters: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def _names(schema: Any, root: dict[str, Any], seen: set[str]) -> list[str] | None:
-    """All properties that an object of this schema names; None where that does not show."""
+    """Return all properties that an object of this schema names; None if that cannot be determined."""
     if not isinstance(schema, dict):
         return []
     if any(key in schema for key in _FURTHER):
@@ -173,7 +173,7 @@ def _shown(function: _Function) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class CallDelta:
-    """New part of a call. index: in the answer; id and name: with the first piece. arguments: JSON text."""
+    """A new part of a call. index: in the answer; id and name: with the first part. arguments: JSON text."""
 
     index: int
     arguments: str
@@ -182,11 +182,11 @@ class CallDelta:
 
 
 class CallReader:
-    """Cuts an answer's text into what is said and what is called, while it arrives.
+    """Separates calls from text in an answer while it arrives.
 
-    formed: an answer that calls nothing is JSON, which may hold the tag in its strings: only one that begins with the
-    tag calls. required: an answer says nothing. White space before a call and before its arguments belongs to neither:
-    OpenAI's client fails on arguments of nothing else. calls: that have ended.
+    formed: an answer without calls is JSON, which may hold the tag in its strings, so only an answer that begins with
+    the tag calls. required: an answer consists of calls alone. White space before a call and before its arguments is
+    dropped: OpenAI's client fails on arguments of white space alone. calls: number of finished ones.
     """
 
     def __init__(self, formed: bool = False, required: bool = False) -> None:
@@ -203,7 +203,7 @@ class CallReader:
         return self._inside
 
     def push(self, piece: str) -> list[str | CallDelta]:
-        """Text and parts of calls that `piece` completes."""
+        """Return text and parts of calls that `piece` completes."""
         out: list[str | CallDelta] = []
         self._held += piece
         begun = self._inside or self._index >= 0
@@ -216,9 +216,9 @@ class CallReader:
         return out
 
     def flush(self, cut: bool = False) -> list[str | CallDelta]:
-        """Return what is left where the answer ends, perhaps in the middle of a call; cut: by a limit of tokens.
+        """Return the rest at the end of the answer, perhaps in the middle of a call; cut: by a limit of tokens.
 
-        The beginning of a tag is not text, unless the answer ended with it by itself.
+        The beginning of a tag is dropped, unless the answer ended with it by itself.
         """
         if not self._inside:
             text, self._held = "" if self._required else self._space + "" if cut else self._space + self._held, ""
@@ -226,10 +226,10 @@ class CallReader:
         held, self._held = self._held, ""
         if not self._named or not held or _whole(self._arguments):
             return []
-        return [CallDelta(self._index, held[:1])]  # a brace, of the arguments
+        return [CallDelta(self._index, held[:1])]  # the arguments' opening brace
 
     def _step(self, out: list[str | CallDelta]) -> bool:
-        """Take what is sure of the held text. Returns whether more may be."""
+        """Take the certain part of the held text. Returns whether there may be more."""
         if not self._inside:
             return self._say(out)
         if not self._named:
@@ -266,7 +266,7 @@ class CallReader:
 
 
 def _whole(arguments: str) -> bool:
-    """Return whether that is all of a call's arguments."""
+    """Return whether these are all of a call's arguments."""
     try:
         json.loads(arguments)
     except (ValueError, RecursionError):

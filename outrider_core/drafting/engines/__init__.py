@@ -13,7 +13,7 @@ from outrider_core.drafting.bundle import Bundle, BundleError
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
 
-#: additive mask value of what a query must not see
+#: additive mask value that hides a key from a query
 MASKED = np.float32(-1e9)
 
 #: engine -> packages that can run it, best first, and what to install if there is none
@@ -26,13 +26,13 @@ OUTPUTS = ("logits", "new_keys", "new_values")
 
 
 class Engine(Protocol):
-    """One draft step. Engines raise BundleError where the file or the runtime cannot be used."""
+    """Computes one draft step. Engines raise BundleError if the file or the runtime cannot be used."""
 
     def step(
         self, tokens: Ints, positions: Ints, wanted: Ints, sa_mask: Floats, sa_keys: Floats, sa_values: Floats,
         row_keys: Floats, row_values: Floats,
     ) -> tuple[Floats, Floats, Floats]:  # fmt: skip
-        """Shapes as in outrider_core.models.moa.DeviceHalf.forward.
+        """Compute one draft step. Shapes as in outrider_core.models.moa.DeviceHalf.forward.
 
         tokens, positions [n]; wanted [w]; sa_mask additive [n, past + n]; sa_keys, sa_values
         [past, kv_heads, head_dim]; row_keys, row_values [m, kv_heads, head_dim], m >= 1 -> (logits
@@ -42,7 +42,7 @@ class Engine(Protocol):
 
 
 class NoDrafter:
-    """Stands in for the engine of a bundle without a drafter: it proposes nothing, so lookup alone makes the trees.
+    """Replaces the engine of a bundle without a drafter: it proposes nothing, so lookup alone makes the trees.
 
     It knows one token, whose logit is -inf.
     """
@@ -51,13 +51,13 @@ class NoDrafter:
         self, tokens: Ints, positions: Ints, wanted: Ints, sa_mask: Floats, sa_keys: Floats, sa_values: Floats,
         row_keys: Floats, row_values: Floats,
     ) -> tuple[Floats, Floats, Floats]:  # fmt: skip
-        """One draft step, see `Engine`."""
+        """Compute one draft step, see `Engine`."""
         nothing = np.zeros((len(tokens), *sa_keys.shape[1:]), np.float32)
         return np.full((len(wanted), 1), -np.inf, np.float32), nothing, nothing
 
 
 def installed(name: str) -> str | None:
-    """The package that would run engine `name` here, or None."""
+    """Return the package that would run engine `name` here, or None."""
     return next((package for package in RUNTIMES[name][0] if find_spec(package)), None)
 
 
@@ -93,5 +93,5 @@ def open_engine(bundle: Bundle, name: str | None = None, threads: int = 0) -> En
 
 
 def one_line(error: Exception) -> str:
-    """The error's text without line breaks; runtimes add hints and stack traces below."""
+    """Return the error's text without line breaks; runtimes add hints and stack traces below."""
     return " ".join(str(error).split())[:300]

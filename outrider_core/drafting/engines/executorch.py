@@ -23,8 +23,8 @@ Execute = Callable[[list[Any]], list[Any]]
 class ExecuTorchEngine:
     """A .pte file of a bundle. Raises BundleError if the runtime refuses it.
 
-    threads: 0 = the runtime's choice; the thread pool is one for the whole process, and only the `executorch` wheel
-    lets it be set.
+    threads: 0 = the runtime's choice. The whole process shares one thread pool, and only the `executorch` wheel can set
+    it.
     """
 
     def __init__(self, path: Path, threads: int = 0) -> None:
@@ -48,12 +48,12 @@ class ExecuTorchEngine:
         self, tokens: Ints, positions: Ints, wanted: Ints, sa_mask: Floats, sa_keys: Floats, sa_values: Floats,
         row_keys: Floats, row_values: Floats,
     ) -> tuple[Floats, Floats, Floats]:  # fmt: skip
-        """One draft step, see `outrider_core.drafting.engines.Engine`."""
-        if not len(sa_keys):  # XNNPACK knows no empty tensors: one masked row stands for no past
+        """Compute one draft step, see `outrider_core.drafting.engines.Engine`."""
+        if not len(sa_keys):  # XNNPACK supports no empty tensors: one masked row stands for no past
             sa_keys = sa_values = np.zeros((1, *sa_keys.shape[1:]), np.float32)
             sa_mask = np.pad(sa_mask, ((0, 0), (1, 0)), constant_values=-1e9)
         inputs = (tokens, positions, wanted, sa_mask, sa_keys, sa_values, row_keys, row_values)
-        with self._lock:  # one set of buffers: what it gives is overwritten by the next step
+        with self._lock:  # one set of buffers, which the next step overwrites
             logits, keys, values = (x.copy() for x in self._execute([np.ascontiguousarray(x) for x in inputs]))
         return logits, keys, values
 

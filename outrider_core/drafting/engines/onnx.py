@@ -34,7 +34,7 @@ class OnnxEngine:
         self, tokens: Ints, positions: Ints, wanted: Ints, sa_mask: Floats, sa_keys: Floats, sa_values: Floats,
         row_keys: Floats, row_values: Floats,
     ) -> tuple[Floats, Floats, Floats]:  # fmt: skip
-        """One draft step, see `outrider_core.drafting.engines.Engine`."""
+        """Compute one draft step, see `outrider_core.drafting.engines.Engine`."""
         inputs = (tokens, positions, wanted, sa_mask, sa_keys, sa_values, row_keys, row_values)
         logits, keys, values = self.session.run(OUTPUTS, dict(zip(INPUTS, inputs, strict=True)))
         return logits, keys, values
