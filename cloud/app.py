@@ -36,7 +36,7 @@ FOREIGN = (
     "pages of this origin are refused; the operator can allow it, "
     "or the origin under which pages reach this verifier, with --allow-origin"
 )
-#: what a proxy adds: the client is not on this machine, though the socket is
+#: headers of a proxy: the client is not on this machine, though the socket is
 FORWARDED = {"forwarded", "x-forwarded-for", "x-real-ip", "via"}
 TOKEN_NEEDED = "a valid token is needed: Authorization: Bearer TOKEN"
 #: at a shutdown, devices are asked to retry at times spread over this many seconds
@@ -44,10 +44,10 @@ RETRY_SPREAD = 1.0
 
 
 class App:
-    """The app of one verifier, and the state that its sockets share. `asgi` is what to serve, by any ASGI server.
+    """The app of one verifier, and the state that its sockets share. Any ASGI server can serve `asgi`.
 
-    It starts the engine thread and stops it at shutdown.
-    settings: who may connect, and how often. metrics: what `/metrics` reports; by default the verifier's own.
+    It starts the engine thread and stops it at shutdown. settings: access and limits. metrics: source of `/metrics`; by
+    default the verifier's own.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class App:
         if verifier.tokenizer is not None:
             backend = EngineBackend(verifier, verifier.model_name, verifier.tokenizer, self.admit, self.gate)
             routes += api_routes(backend)
-        counted = {getattr(each, "path", "") for each in routes}  # strangers may ask for any number of others
+        counted = {getattr(each, "path", "") for each in routes}  # strangers may ask for any number of other paths
 
         def replied(path: str, status: int) -> None:
             verifier.metrics.http_requests.labels(path if path in counted else "other", str(status)).inc()
@@ -83,7 +83,7 @@ class App:
         self.asgi: ASGIApp = Traced(api_app(routes, settings.allow_origin, self._lifespan), replied)
 
     async def drain(self, seconds: float) -> None:
-        """Accept nothing new, tell the devices, let rounds under way end for at most `seconds`, close the sockets."""
+        """Stop accepting, notify devices, let rounds in progress end for at most `seconds`, and close the sockets."""
         self.verifier.drain()
         loop = asyncio.get_running_loop()
         until = loop.time() + seconds
@@ -91,7 +91,7 @@ class App:
             socket.connection.going_away()
         while not self.verifier.idle and self.verifier.alive and loop.time() < until:
             await asyncio.sleep(0.01)
-        await asyncio.sleep(0.01)  # the engine thread has posted the last replies, this loop has yet to send them
+        await asyncio.sleep(0.01)  # the engine thread has posted the last replies, but this loop has not sent them yet
         for index, socket in enumerate(list(self.sockets)):
             spread = RETRY_SPREAD * index / len(self.sockets)
             socket.connection.close(CloseCode.RESTART, f"the verifier restarts; retry after {spread:.1f} s")
@@ -126,12 +126,12 @@ class App:
                 )
             reads_all = account.name == self._metrics_account
         text = self.verifier.metrics.text() if self._metrics_text is None else await self._metrics_text()
-        if not reads_all:  # what other accounts use is not for any token
+        if not reads_all:  # a token may not read what other accounts use
             text = b"".join(line for line in text.splitlines(True) if b'account="' not in line)
         return Response(text, media_type=CONTENT_TYPE)
 
     def account(self, connection: HTTPConnection) -> Account | None:
-        """The account that asks, its token expired or not; None if there is no such token."""
+        """Return the account of a request, even if its token has expired; None if there is no such token."""
         protocols = connection.scope.get("subprotocols", ())
         return self.verifier.accounts.authenticate(bearer(connection.headers.get("authorization"), protocols))
 
@@ -147,8 +147,8 @@ class App:
         return RefusalReason.EXPIRED, f"this token expired on {account.expires}; ask the operator for a new one"
 
     def admit(self, request: HTTPConnection) -> Account:
-        """The account of an HTTP request. Raises ApiError 401 or 403."""
-        read_by_page = request.scope["method"] == "GET" and _is_local(request)  # browsers name the Origin of all else
+        """Return the account of an HTTP request. Raises ApiError 401 or 403."""
+        read_by_page = request.scope["method"] == "GET" and _is_local(request)  # browsers name the Origin of all others
         if self._pages.foreign(request.headers) or (read_by_page and self._pages.rebound(request.headers)):
             self.gate.refused(RefusalReason.ORIGIN)
             raise ApiError(403, FOREIGN, code="origin_not_allowed")

@@ -1,7 +1,7 @@
-"""`python -m cloud.healthcheck`: ask the verifier of this machine whether it is alive. For containers.
+"""`python -m cloud.healthcheck`: ask the verifier on this machine whether it is alive. For containers.
 
 It reads the verifier's own settings (VERIFIER_*, VERIFIER_CONFIG, flags), so it knows port and TLS. The certificate is
-not checked: it names the verifier as others know it. Exit status 0: alive; 1: not, with one line on stderr.
+not checked, as it names the verifier's public host. Exit status 0: alive; 1: not, with one line on stderr.
 """
 
 from __future__ import annotations

@@ -26,9 +26,9 @@ from cloud.telemetry import log
 from outrider_core.http_protocol import KEEP_ALIVE, HttpProtocol, TlsServer
 from outrider_core.protocol.wire import MAX_CLIENT_FRAME
 
-#: exit status where the engine is broken, or where the end itself hangs (EX_SOFTWARE of sysexits)
+#: exit status if the engine is broken, or if the shutdown itself hangs (EX_SOFTWARE of sysexits)
 EXIT_BROKEN = 70
-#: how often the engine is asked whether it is broken
+#: seconds between checks whether the engine is broken
 WATCH_SECONDS = 0.5
 #: seconds after the last answer in which sockets close, requests are cut and the engine thread ends
 LAST_SECONDS = 8.0
@@ -37,10 +37,10 @@ LAST_SECONDS = 8.0
 class HttpServer(uvicorn.Server):
     """Serves one verifier from one process.
 
-    SIGTERM or SIGINT drains it: /readyz turns 503, devices get ERROR 9, answers under way end, sockets close with 1012,
-    the process exits with 0. A second signal ends the process at once. SIGHUP reads token file and certificate
-    again. A broken engine ends the process too, with `status` EXIT_BROKEN. Whatever hangs, the end takes at most
-    LAST_SECONDS more than answers under way are given.
+    SIGTERM or SIGINT drains it: /readyz turns 503, devices get ERROR 9, answers in progress end, sockets close with
+    1012, the process exits with 0. A second signal ends the process at once. SIGHUP reads token file and certificate
+    again. A broken engine ends the process too, with `status` EXIT_BROKEN. Whatever hangs, shutdown takes at most
+    LAST_SECONDS more than the time for answers in progress.
     """
 
     def __init__(
@@ -51,8 +51,7 @@ class HttpServer(uvicorn.Server):
         leaving: threading.Event,
         reloading: threading.Event,
     ) -> None:
-        """leaving, reloading: set once a signal came before anything was served; what an exit raised may have been
-        swallowed."""
+        """leaving, reloading: set if a signal came before anything was served, as its exception may be swallowed."""
         raise_descriptors()
         self.app = App(verifier, settings)
         options = {}
@@ -124,7 +123,7 @@ class HttpServer(uvicorn.Server):
     async def _drain(self) -> None:
         await self.app.drain(self._seconds)
         if self._watching is not None:
-            self._watching.cancel()  # from here on the engine thread is to end
+            self._watching.cancel()  # from here on the engine thread should end
         self.should_exit = True
 
     def _reload(self) -> None:
@@ -151,7 +150,7 @@ def _notify(state: str) -> None:
 
 
 def uvicorn_config(app: App, **options: object) -> uvicorn.Config:
-    """Return how uvicorn serves the app. Feature rows do not compress, so deflate is off."""
+    """Return uvicorn's configuration for the app. Feature rows do not compress, so deflate is off."""
     defaults: dict[str, object] = {
         "http": partial(HttpProtocol, app.gate),
         "ws": partial(WebSocketProtocol, app.gate),

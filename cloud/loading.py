@@ -20,7 +20,7 @@ from outrider_core.models.drafter_arrays import drafter_of_target
 from outrider_core.models.moa_config import DrafterError
 from outrider_core.targets.source import TargetError, TargetSource
 
-#: nodes per tree to ask devices for where another server runs the target
+#: tree budget if another server runs the target
 UPSTREAM_NODES = 8
 #: step costs of a verifier from an earlier start, if they are known
 CostsOf = Callable[[Verifier], StepCosts | None]
@@ -29,7 +29,7 @@ CostsOf = Callable[[Verifier], StepCosts | None]
 def load_verifier(
     settings: Settings, progress: BuildProgress | None = None, costs_of: CostsOf = lambda verifier: None
 ) -> Verifier:
-    """Load target, drafter and accounts, and time steps. progress: see `load_model`. costs_of: what is known of them.
+    """Load target, drafter and accounts, and time steps. progress: see `load_model`. costs_of: known step costs.
 
     Raises TargetError, DrafterError or AuthError with one line.
     """
@@ -54,7 +54,7 @@ def _load(settings: Settings, progress: BuildProgress | None, costs_of: CostsOf)
         why=choice.why,
         seconds=seconds,
     )
-    if model.top and not settings.tree_budget:  # another server's steps are not timed: they are not this one's alone
+    if model.top and not settings.tree_budget:  # another server's steps are not timed, as other clients share them
         settings = settings.model_copy(update={"tree_budget": UPSTREAM_NODES})
     verifier = Verifier(model, settings, accounts)
     if not settings.tree_budget:

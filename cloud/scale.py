@@ -1,9 +1,9 @@
 """`python -m cloud.scale`: many replicas of the verifier behind one address, through Ray Serve.
 
-Each replica is a process with its own target, drafter and engine thread, and serves the app of `cloud.app`.
-Sessions live in one replica's memory, but OPEN carries all token ids: any replica resumes any session, so replicas
-may come, go and die. Ray is imported late, so that --help and wrong flags are answered at once. The parts are in
-`cloud.scaling`; `cloud.scale:build` is the import path for Ray Serve's own commands.
+Each replica is a process with its own target, drafter and engine thread, and serves the app of `cloud.app`. Sessions
+live in one replica's memory, but OPEN carries all token ids: any replica resumes any session, so replicas may come, go
+and die. Ray is imported late, so that --help and wrong flags are answered at once. The parts are in `cloud.scaling`;
+`cloud.scale:build` is the import path for Ray Serve's own commands.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise ScaleError("--proxy haproxy speaks plain HTTP: terminate TLS in front of it, without --ssl-certfile")
         Certificate.of(settings)
         if settings.auth_file is not None:
-            Accounts(settings.auth_file)  # now, in place of once in every replica
+            Accounts(settings.auth_file)  # once here, instead of in every replica
         run(scale, settings, parsed.http_host, proxy, parsed.ray_address)
     except ValidationError as error:
         return _fail(describe_errors(error))
@@ -97,7 +97,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _settings(flags: list[str], host: str, port: int) -> Settings:
-    """The verifier's settings from its flags and VERIFIER_*, for the address that Serve will listen on."""
+    """Return the verifier's settings from its flags and VERIFIER_*, for the address that Serve will listen on."""
     for flag in flags:
         if flag.split("=")[0] in ("--host", "--port"):
             raise ScaleError(f"{flag} is the address of a single verifier; use --http-host and --http-port before --")

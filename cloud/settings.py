@@ -181,7 +181,7 @@ class Settings(BaseSettings):
         return self
 
     def _check_engine(self) -> None:
-        """Raise ValueError for what the chosen engine would pass over, or cannot do."""
+        """Raise ValueError for settings that the chosen engine would ignore, or cannot apply."""
         if self.engine == "onnx" and (named := self.torch_flags()):
             raise ValueError(f"--engine onnx has no {', '.join(named)}; use --engine torch, or leave it out")
         if self.engine == "vllm" and "--device" in self.torch_flags():
@@ -194,7 +194,7 @@ class Settings(BaseSettings):
             raise ValueError(f"--engine upstream has no {', '.join(named)}: they are the other server's")
 
     def torch_flags(self) -> list[str]:
-        """The flags that were given and that the 8-bit engine does not have."""
+        """Return the given flags that the 8-bit engine does not have."""
         given = {
             "--device": self.device not in ("auto", "cpu"),
             "--dtype": self.dtype != "auto",
@@ -203,22 +203,22 @@ class Settings(BaseSettings):
 
     @property
     def torch_dtype(self) -> str:
-        """The target's number format where torch runs it."""
+        """Return the target's number format in torch."""
         return "float32" if self.dtype == "auto" else self.dtype
 
     def as_toml(self) -> str:
-        """The settings in effect, as a --config file."""
+        """Return the settings in effect, as a --config file."""
         return "".join(f"{name} = {json.dumps(value)}\n" for name, value in self._values().items())
 
     def as_environment(self) -> dict[str, str]:
-        """The settings in effect, as environment variables of another process."""
+        """Return the settings in effect, as environment variables of another process."""
         return {
             f"VERIFIER_{name.upper()}": value if isinstance(value, str) else json.dumps(value)
             for name, value in self._values().items()
         }
 
     def _values(self) -> dict[str, Any]:
-        """Paths are absolute: who reads them may be started elsewhere."""
+        """Return the values with absolute paths: another process may start in another folder."""
         values = self.model_dump(mode="json", exclude={"config", "print_config"}, exclude_none=True)
         values |= {name: str(value.absolute()) for name in values if isinstance(value := getattr(self, name), Path)}
         if Path(self.model).is_dir() and os.sep in self.model:
@@ -227,7 +227,7 @@ class Settings(BaseSettings):
 
 
 class Environment(EnvSettingsSource):
-    """VERIFIER_* variables, without what Kubernetes makes of a Service that is called "verifier"."""
+    """VERIFIER_* variables, except those that Kubernetes adds for a Service called "verifier"."""
 
     def __call__(self) -> dict[str, Any]:
         values = super().__call__()
@@ -237,7 +237,7 @@ class Environment(EnvSettingsSource):
 
 
 def is_url(text: str) -> bool:
-    """Return whether this is an address that HTTP reaches."""
+    """Return whether this is an HTTP address."""
     return text.startswith(("http://", "https://")) and bool(urlsplit(text).hostname)
 
 
@@ -247,7 +247,7 @@ def is_link(port: str) -> bool:
 
 
 def read_settings(flags: Sequence[str], prog: str = "python -m cloud.verifier", **values: Any) -> Settings:
-    """Flags, then environment, then the file that either names. prog: how the command was called, for help.
+    """Read flags, then environment, then the file that either names. prog: how the command was called, for help.
 
     values: settings given by name in place of flags, `config` among them.
 
@@ -292,13 +292,13 @@ def _config_path(flags: Sequence[str]) -> Path | None:
 
 
 def unknown_variables() -> list[str]:
-    """Names in the environment that look like settings and are none, as Kubernetes makes for a Service "verifier"."""
+    """Return variables that look like settings but are not, as Kubernetes makes for a Service "verifier"."""
     known = {f"VERIFIER_{name.upper()}" for name in Settings.model_fields}
     return sorted(name for name in os.environ if name.upper().startswith("VERIFIER_") and name.upper() not in known)
 
 
 def describe_errors(error: ValidationError) -> str:
-    """All faults as `--flag: what is wrong`, in one line, with the variable of the environment that a value is from."""
+    """Describe all faults as `--flag: what is wrong`, in one line, with the environment variable of the value."""
     faults: Sequence[Mapping[str, Any]] = error.errors()
     return "; ".join(map(_describe, faults))
 

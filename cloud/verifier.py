@@ -1,6 +1,6 @@
 """`python -m cloud.verifier`: load target and drafter, then serve devices until SIGTERM or SIGINT.
 
-Torch and all that needs it are imported late, so that wrong flags and --help are answered at once.
+Torch and everything that needs it are imported late, so that wrong flags and --help are answered at once.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from cloud.settings import Settings, describe_errors, is_link, read_settings, un
 from cloud.telemetry import log
 from outrider_core.serving import bind, in_url
 
-#: a signal came before anything was served; a library's `except:` around an import may have swallowed the exit, or
-#: Python itself, in a callback of its own
+#: a signal came before anything was served; a library's `except:` around an import, or Python in one of its callbacks,
+#: may have swallowed the exit
 _leaving = threading.Event()
-#: SIGHUP came before anything was served: what is to be read again may have been read before it
+#: SIGHUP came before anything was served: files may have been read before it
 _reloading = threading.Event()
 
 
@@ -102,17 +102,17 @@ def _run(settings: Settings, bound: list[socket.socket], certificate: Certificat
         f"drafter={verifier.drafter_hash} max_context={verifier.max_context} max_nodes={verifier.max_nodes} "
         f"max_sessions={settings.max_sessions} kv_tokens={settings.kv_tokens}"
     )
-    # of a signal that comes before uvicorn has taken them: it ends the process, and nothing is lost
+    # a signal before uvicorn's handlers ends the process; nothing is lost
     warnings.filterwarnings("ignore", "coroutine 'Server.serve' was never awaited")
     server.run(sockets=bound)
     if server.status:
         log.settle()
-        os._exit(server.status)  # what is broken may hang or crash while Python takes it down
+        os._exit(server.status)  # a broken engine may hang or crash while Python shuts down
     return 0
 
 
 def _leave(_number: int, _frame: FrameType | None) -> None:
-    """Exit 0 while loading. Once it serves, `cloud.http_server.HttpServer` has its own handlers."""
+    """Exit with 0 while loading. Once it serves, `cloud.http_server.HttpServer` has its own handlers."""
     _leaving.set()
     raise SystemExit(0)
 
@@ -130,7 +130,7 @@ def _say(line: str) -> None:
 
 
 def _open_standard_streams() -> None:
-    """Give closed standard streams a place, so that no file or socket gets their numbers and then the log."""
+    """Open closed standard streams, so that no file or socket gets their numbers and then the log."""
     for name in ("stdin", "stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w"))  # noqa: SIM115

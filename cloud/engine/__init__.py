@@ -1,1 +1,1 @@
-"""Sessions, their keys and values, steps and verdicts: all of the verifier that knows no socket."""
+"""Sessions, their keys and values, steps and verdicts: the parts of the verifier without sockets."""

@@ -14,17 +14,17 @@ from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.tree import ROOT, TokenTree
 from outrider_core.protocol.wire import FINISH_EOS, FINISH_LENGTH, FINISH_NONE
 
-#: what is drawn from logits that are not numbers (NaN, infinite), as of a number format that overflows, and where the
-#: answer's constraint allows no token
+#: stands for a draw from logits that are not numbers (NaN, infinite), as after an overflow, or without any allowed
+#: token
 NO_TOKEN = -1
 #: (rows of the logits, sampling, absolute position and adjustment of each) -> tokens
 Draw = Callable[[Sequence[int], Sequence[Sampling], Sequence[int], Sequence[Adjustment | None]], list[int]]
-#: ids and natural log probabilities of a drawn token and of the likeliest in its place, before any sampling parameter
+#: ids and natural log probabilities of a drawn token and of the likeliest at its place, before sampling parameters
 Chances = Sequence[tuple[int, float]]
 
 
 class Late(Enum):
-    """What rules change is not known in time."""
+    """The adjustment of a draw is not ready in time."""
 
     LATE = "late"
 
@@ -35,8 +35,8 @@ LATE = Late.LATE
 class AcceptedPath(NamedTuple):
     """The part of a tree that the target accepts.
 
-    accepted: nodes from the root down; bonus: the target's own token after them; finish: FINISH_*. chances: for each of
-    these tokens, where they were asked for.
+    accepted: nodes from the root down; bonus: the target's own token after them; finish: FINISH_*. chances: of each of
+    these tokens, if requested.
     """
 
     accepted: list[int]
@@ -46,7 +46,7 @@ class AcceptedPath(NamedTuple):
 
     @property
     def failed(self) -> bool:
-        """Return whether nothing could be drawn somewhere on the path: nothing of it may be committed."""
+        """Return whether some draw on the path failed, so that nothing of it may be committed."""
         return self.bonus == NO_TOKEN
 
 
@@ -55,7 +55,7 @@ class RootedTree:
     """A tree under verification.
 
     committed: number of tokens up to and including the root. row: index of the root's logits; node i's are row + 1 + i.
-    rules: the answer's, which follow the walk; text: the tokens up to and including the root, where there are rules.
+    rules: the answer's, which follow the walk; text: the tokens up to and including the root, if there are rules.
     """
 
     tree: TokenTree
@@ -72,8 +72,8 @@ def accept_paths(
     """Descend each tree from its root while the drawn token is a child; the first draw that is not is the bonus token.
 
     All trees descend together, one call of `draw` per level, and only visited rows are drawn from. An end-of-answer
-    token is always the bonus token, and so is the one that makes the committed sequence `max_context` long. Where what
-    rules change is not known by `until` (time.monotonic()), a path ends with the token before; at its root it is None.
+    token is always the bonus token, and so is the one that makes the committed sequence `max_context` long. If an
+    adjustment is not ready by `until` (time.monotonic()), a path ends with the token before; at its root it is None.
     """
     paths: list[list[int]] = [[] for _ in drafts]
     ends: dict[int, tuple[int, int] | None] = {}
@@ -111,7 +111,7 @@ def accept_paths(
 
 
 def _adjustment(draft: RootedTree, path: Sequence[int], until: float) -> Adjustment | Late | None:
-    """Return what the draw behind a path changes; None where there are no rules."""
+    """Return the adjustment of the draw after a path; None if there are no rules."""
     if draft.rules is None:
         return None
     return draft.rules.take([*draft.text, *(draft.tree.tokens[node] for node in path)], until) or LATE

@@ -23,20 +23,20 @@ from cloud.telemetry import log
 from cloud.telemetry.metrics import Metrics
 from outrider_core.protocol.wire import ERR_BOUNDS
 
-#: an idle engine that knows several sessions waits this long for a second request before it runs the first alone
+#: an idle engine with several sessions waits this long for a second request before it runs the first alone
 IDLE_WINDOW = 0.0015
-#: after this many tokens of a GENERATE its session goes behind those that wait for space in the pool
+#: after this many tokens of a GENERATE, sessions that wait for space in the pool go first
 QUANTUM = 32
 #: how long the idle thread sleeps before it looks for expired sessions
 IDLE_SECONDS = 10.0
 #: after this many failed steps in a row the verifier counts as broken
 MAX_STEP_FAILURES = 10
-#: a step that takes longer counts as hung, and the verifier as broken; more where steps took long lately
+#: seconds after which a step counts as hung and the verifier as broken; more if steps were slow lately
 MAX_STEP_SECONDS = 120.0
 
 
 class Made(Enum):
-    """Put into the queue where a mask is there that a session has waited for outside of steps."""
+    """Queued when a mask is ready that a session has awaited outside of steps."""
 
     MADE = "made"
 
@@ -45,7 +45,7 @@ MADE = Made.MADE
 
 
 class Batcher:
-    """Owns the engine, the pool and the sessions: once it is started, only its thread touches them."""
+    """Owns the engine, the pool and the sessions: once started, only its thread uses them."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class Batcher:
         self._broken: str | None = None
         self._retiming = Retiming(engine.runner, engine.pool, scheduler.budget)
         self._queue: SimpleQueue[EngineRequest | Made | None] = SimpleQueue()
-        self._held = False  # whether nothing can run before a mask is there
+        self._held = False  # whether nothing can run before a mask is ready
         engine.masks.woken = self._woken
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
@@ -73,34 +73,34 @@ class Batcher:
         self._thread.start()
 
     def stop(self, timeout: float = 3.0) -> None:
-        """End the thread after the running step, waiting at most `timeout` seconds; what still waits gets no reply."""
+        """End the thread after the running step, waiting at most `timeout` seconds; pending requests get no reply."""
         self._queue.put(None)
         if self._thread.is_alive():
             self._thread.join(timeout)
 
     @property
     def broken(self) -> str | None:
-        """Return why no request can be answered any more, or None. It stays broken."""
+        """Return why no request can be answered any more, or None. This never recovers."""
         if self.watchdog.hung:
             return "the engine hangs in a step"
         return self._broken or (None if self._thread.is_alive() else "the engine thread does not run")
 
     @property
     def alive(self) -> bool:
-        """The thread runs, does not hang in a step, and not every step fails."""
+        """Whether the thread runs, does not hang in a step, and not every step fails."""
         return self.broken is None
 
     @property
     def idle(self) -> bool:
-        """No request waits or runs."""
+        """Whether no request waits or runs."""
         return not self.requests and self._queue.empty() and not self.watchdog.busy
 
     def submit(self, request: EngineRequest) -> None:
-        """Hand a request over, from any thread. Those of one session are taken in order."""
+        """Hand a request over, from any thread. Requests of one session are taken in order."""
         self._queue.put(request)
 
     def _woken(self) -> None:
-        """A mask is there: the thread may sleep because of it."""
+        """Wake the thread, which may wait for a mask that is ready now."""
         if self._held:
             self._queue.put(MADE)
 
@@ -126,7 +126,7 @@ class Batcher:
             self.watchdog.end()
 
     def _take(self) -> bool:
-        """Admit every request that waits; with nothing to do, sleep. Returns False when the thread is to end."""
+        """Admit every pending request; with nothing to do, sleep. Returns False when the thread must end."""
         try:
             if self.requests and not self._held:
                 return self._admit_queued()
@@ -149,7 +149,7 @@ class Batcher:
         return self._admit_queued()
 
     def _admit_queued(self) -> bool:
-        """Admit what is queued now, without waiting. Returns False when the thread is to end."""
+        """Admit the requests queued now, without waiting. Returns False when the thread must end."""
         try:
             while (request := self._queue.get_nowait()) is not None:
                 if request is not MADE:
@@ -159,11 +159,11 @@ class Batcher:
         return False
 
     def step(self) -> None:
-        """Schedule, run, settle. Only for the engine thread, or in its place if it was never started."""
+        """Schedule, run and settle a step. Only for the engine thread, or in its place if it was never started."""
         segments: list[Segment] = []
         try:
             waiting = self.requests.waiting()
-            self._held = True  # a mask that is made from here on wakes the thread
+            self._held = True  # from here on a finished mask wakes the thread
             maskless = {session for session in waiting if session.followed is not None and session.followed.held}
             segments = self.scheduler.schedule(waiting, maskless)
             self._held = bool(maskless) and not segments
@@ -185,7 +185,7 @@ class Batcher:
         self._settle(segments, StepOutcome.of(segments, paths, began, seconds))
 
     def _settle(self, segments: Sequence[Segment], outcome: StepOutcome) -> None:
-        """Fail, learn, reply."""
+        """Handle failures, learn from the step, and send the replies."""
         for session in outcome.retried:
             assert session.round is not None
             session.round.token_by_token = True
@@ -205,14 +205,14 @@ class Batcher:
         self._reply(outcome)
 
     def _count_failure(self) -> None:
-        """Count a step that nothing came of. Too many in a row mean that the device is broken for good."""
+        """Count a step without any result. Too many in a row mean that the device is broken."""
         self._failures += 1
         self._metrics.step_failures.inc()
         if self._failures >= MAX_STEP_FAILURES:
             self._broken = f"{self._failures} steps in a row failed"
 
     def _fail_numbers(self, sessions: Sequence[SessionRecord]) -> None:
-        """The target's logits for these sessions were not numbers, so nothing can be drawn from them."""
+        """Fail sessions whose logits were not numbers, so that nothing can be drawn from them."""
         log.error("logits are not numbers", requests=_request_ids(sessions), hint="a wider --dtype may help")
         self._metrics.unusable_logits.inc(len(sessions))
         for session in sessions:

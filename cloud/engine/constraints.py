@@ -1,4 +1,4 @@
-"""Makes the rules of constrained answers, in threads of their own: a large schema holds up its sender alone."""
+"""Prepare the rules of constrained answers in separate threads: a large schema delays its sender alone."""
 
 from __future__ import annotations
 
@@ -29,31 +29,31 @@ from outrider_core.protocol.constraint import (
     Rules,
 )
 
-#: accounts that have compiled grammars kept
+#: accounts whose compiled grammars are kept
 ACCOUNTS = 64
-#: memory of all of these; who asked longest ago is forgotten first
+#: memory of all compiled grammars; the accounts that asked longest ago lose theirs first
 KEPT_BYTES = 256 << 20
-#: accounts whose grammars are compiled at once
+#: accounts whose grammars are compiled at the same time
 THREADS = 4
 
 
 class ConstraintDesk:
-    """Compiles the grammars of constraints and follows their answers' text, the accounts in turns.
+    """Compiles the grammars of constraints and follows their answers' text, serving accounts in turn.
 
-    obeys: OBEYS_*, what constraints may ask for; `open` says which grammars there are. offered: any are obeyed.
+    obeys: OBEYS_*, the supported constraints; `open` adds the grammars. offered: some are supported.
     """
 
     def __init__(self, vocab_size: int, eos_ids: Sequence[int], offered: bool = True) -> None:
         self._vocab_size, self._eos_ids = vocab_size, tuple(eos_ids)
         self.obeys = OBEYS_BIAS if offered else 0
         self._tokenizer: ChatTokenizer | None = None
-        self._grammars: Grammars | None = None  # takes memory, so it is opened for the first answer that wants one
+        self._grammars: Grammars | None = None  # takes memory, so it is opened for the first answer that needs one
         self._compiled: OrderedDict[str, CompiledGrammars] = OrderedDict()
         self._worker, self._lock = FairWorker("constraints", THREADS), threading.Lock()
         self._closed = False
 
     def open(self, tokenizer: ChatTokenizer | None) -> None:
-        """Offer grammars too, where there is a tokenizer and the installed packages allow it."""
+        """Offer grammars too, if there is a tokenizer and the installed packages allow it."""
         if not self.obeys:
             return
         try:
@@ -66,7 +66,7 @@ class ConstraintDesk:
             log.info("no structured output here", why=str(error))
 
     def check(self, constraint: Constraint, length: int) -> str:
-        """Return why it is refused at once for a text of `length` tokens, prompt included; "" where it is not."""
+        """Return why it is refused at once for a text of `length` tokens, prompt included; "" if it is not."""
         if not self.obeys:
             return "this verifier's target runs on another server, which obeys no biases, penalties or schemas"
         if constraint.needs & ~self.obeys:
@@ -80,9 +80,9 @@ class ConstraintDesk:
     def prepare(
         self, account: str, constraint: Constraint, tokens: Sequence[int], cancelled: Callable[[], bool]
     ) -> Future[Rules]:
-        """Rules at the end of `tokens`, for a constraint that `check` has let pass. `cancelled`: from any thread.
+        """Return rules at the end of `tokens`, for a constraint that `check` accepted. `cancelled`: from any thread.
 
-        The future raises GrammarError where the schema cannot be obeyed, or where `tokens` have not obeyed it. It is
+        The future raises GrammarError if the schema cannot be obeyed, or if `tokens` have not obeyed it. It is
         cancelled, or raises CancelledError, soon after its last waiter leaves or the desk is closed.
         """
 
@@ -92,7 +92,7 @@ class ConstraintDesk:
         return self._worker.submit(account, partial(self._prepare, account, constraint, tokens, given_up), given_up)
 
     def close(self) -> None:
-        """End the threads; what waits is cancelled, and what is under way given up."""
+        """End the threads; cancel waiting and running work."""
         self._closed = True
         self._worker.close()
 
@@ -113,7 +113,7 @@ class ConstraintDesk:
             raise GrammarError("the constraint cannot be obeyed: compiling it failed") from None
 
     def _grammar(self, account: str, constraint: Constraint, cancelled: Callable[[], bool]) -> Grammar:
-        """Compiled, or as it was compiled for this account before."""
+        """Return the grammar, compiled now or earlier for this account."""
         with self._lock:
             grammars = self._opened()
             mine = self._compiled.setdefault(account, CompiledGrammars())

@@ -47,5 +47,5 @@ class HostLogits:
         logits: NDArray[np.floating] = self.values[row]
         if adjustment is not None:
             logits = adjusted(logits, adjustment)
-        # the largest is not finite where any of them is NaN, or where no token is allowed
+        # the largest is not finite if any of them is NaN, or if no token is allowed
         return draw(logits, sampling, position) if np.isfinite(logits.max()) else NO_TOKEN

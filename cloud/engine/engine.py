@@ -33,8 +33,9 @@ class TargetEngine:
     def step(self, segments: Sequence[Segment]) -> list[AcceptedPath | None]:
         """Run all segments, for which the pool must hold rows. Returns a path per segment, None for a prefill chunk.
 
-        Sessions change only if everything succeeded: their tokens, feature rows and used pool rows grow. One whose path
-        has `failed` does not change. A segment whose constraint came too late counts as the prefill chunk in it.
+        Sessions change only if everything succeeded: their tokens, feature rows and used pool rows grow. A session
+        whose path has `failed` does not change. A segment whose constraint came too late counts as the prefill chunk in
+        it.
         """
         for segment in segments:
             if segment.wanted and (rules := self.followed(segment.session)):
@@ -63,12 +64,12 @@ class TargetEngine:
         return paths
 
     def forward(self, segments: Sequence[Segment]) -> Logits | None:
-        """Logits of all wanted tokens; no session changes. Segments without tokens only lack feature rows."""
+        """Return logits of all wanted tokens; no session changes. Segments without tokens only lack feature rows."""
         busy = [segment for segment in segments if len(segment)]
         return self.runner.forward(busy) if busy else None
 
     def followed(self, session: SessionRecord) -> FollowedRules | None:
-        """The session's rules, as others follow them."""
+        """Return the session's rules, which other threads follow."""
         if session.rules is None:
             return None
         if session.followed is None or session.followed.rules is not session.rules:
@@ -78,7 +79,7 @@ class TargetEngine:
     def accept(
         self, segments: Sequence[Segment], logits: Logits | None, until: float = math.inf
     ) -> list[AcceptedPath | None]:
-        """Return what the target accepts of each tree, None for a prefill chunk. until: see `accept_paths`."""
+        """Return the accepted path of each tree, None for a prefill chunk. until: see `accept_paths`."""
         if logits is None:
             return [None] * len(segments)
         drafts, tops, row = list[RootedTree](), list[int | None](), 0
@@ -94,7 +95,7 @@ class TargetEngine:
         return [next(paths) if segment.wanted else None for segment in segments]
 
     def _compact(self, segments: Sequence[Segment], paths: Sequence[AcceptedPath | None]) -> None:
-        """Move accepted nodes' rows right behind the prefix, for all sessions at once."""
+        """Move accepted nodes' rows right after the prefix, for all sessions at once."""
         sources, targets = list[int](), list[int]()
         for segment, path in zip(segments, paths, strict=True):
             if path is None or path.failed:
@@ -107,7 +108,7 @@ class TargetEngine:
         self.pool.move(sources, targets)
 
     def _features(self, segments: Sequence[Segment], used: Sequence[int]) -> list[bytes]:
-        """For each segment the packed feature rows that its session lacks, computed for all sessions in one pass."""
+        """Return the packed feature rows that each segment's session lacks, computed for all sessions in one pass."""
         lacking = [
             range(segment.session.rows.stop, rows_used if segment.features else 0)
             for segment, rows_used in zip(segments, used, strict=True)
@@ -127,7 +128,7 @@ class TargetEngine:
 
 
 def _with_chances(logits: Logits, draft: RootedTree, path: AcceptedPath | None, top: int | None) -> AcceptedPath | None:
-    """The path with the chances of its tokens, where they are asked for."""
+    """Return the path with the chances of its tokens, if requested."""
     if top is None or path is None or path.failed:
         return path
     rows = [draft.row, *(draft.row + 1 + node for node in path.accepted)]

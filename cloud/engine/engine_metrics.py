@@ -1,4 +1,4 @@
-"""What the engine thread reports to `Metrics`."""
+"""The engine thread's reports to `Metrics`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Divide what a step can hold among accounts and their sessions."""
+"""Divide a step's capacity among accounts and their sessions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Hashable, Sequence
 def fair_shares(accounts: Sequence[Hashable], demands: Sequence[int], capacity: int) -> list[int]:
     """Divide `capacity` among demands, first evenly among accounts, then evenly among each account's demands.
 
-    No share is larger than its request; what one leaves goes to the others. Whole numbers; the sum is
+    No share is larger than its demand; what one leaves goes to the others. Whole numbers; the sum is
     min(capacity, sum(demands)).
     """
     members: dict[Hashable, list[int]] = {}

@@ -1,4 +1,4 @@
-"""Threads for work that would hold up the event loop or the engine, such as tokenizing, and the accounts in turns."""
+"""Threads for work that would block the event loop or the engine, such as tokenizing; accounts take turns."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from typing import Any, TypeVar
 
 from outrider_core.targets.memory import give_back
 
-#: a call of so many seconds took memory that is worth giving back
+#: a call of this many seconds took memory that is worth giving back
 LONG_SECONDS = 0.1
-#: nice of threads that give way: each gets a tenth of what others get
+#: nice value of low-priority threads: each gets a tenth of what others get
 BEHIND = 10
 
 T = TypeVar("T")
@@ -30,7 +30,7 @@ class QueuedCall:
     cancelled: Callable[[], bool]
 
     def settle(self) -> None:
-        """Run it, unless it is not wanted any more. A panic in Rust becomes an Exception."""
+        """Run it, unless it was cancelled. A panic in Rust becomes an Exception."""
         if self.cancelled():
             self.future.cancel()
         if not self.future.set_running_or_notify_cancel():
@@ -46,17 +46,17 @@ class QueuedCall:
 class FairWorker:
     """Threads that take one call of each account in turn, and never two of one account at once.
 
-    An account that queues many long texts waits behind itself. How many it may queue is the caller's to bound. What
-    long texts took of the machine's memory is given back once none is waiting. threads: one, where what is called is
-    not safe for several accounts at once. behind: they give way to the process's other threads.
+    An account that queues many long texts delays itself alone. The caller limits how many it may queue. Memory that
+    long texts took is given back once none is waiting. threads: one, if the calls are not safe for several accounts at
+    once. behind: they have lower priority than the process's other threads.
     """
 
     def __init__(self, name: str, threads: int = 1, behind: bool = False) -> None:
         self._executor = ThreadPoolExecutor(threads, name, _give_way if behind else None)
         self._lock = threading.Lock()
-        #: calls by account, behind the one under way; each account here has a turn to come
+        #: waiting calls by account; each account here has a turn to come
         self._waiting: dict[str, deque[QueuedCall]] = {}
-        self._longest = 0.0  # seconds of a call since memory was given back
+        self._longest = 0.0  # seconds of the longest call since memory was given back
 
     def submit(self, account: str, call: Callable[[], T], cancelled: Callable[[], bool] = lambda: False) -> Future[T]:
         """Queue `call`, from any thread. It is skipped if its future, or the caller, is cancelled before its turn."""
@@ -74,11 +74,11 @@ class FairWorker:
         return future
 
     async def run(self, account: str, call: Callable[[], T]) -> T:
-        """Return the result of `call`. Raises what it raises."""
+        """Return the result of `call`. Raises its exceptions."""
         return await asyncio.wrap_future(self.submit(account, call))
 
     def close(self) -> None:
-        """End the threads after the calls under way, and cancel all others."""
+        """End the threads after the running calls, and cancel all others."""
         with self._lock:
             self._executor.shutdown(wait=False, cancel_futures=True)
             dropped = [each.future for queue in self._waiting.values() for each in queue]
@@ -87,7 +87,7 @@ class FairWorker:
             future.cancel()
 
     def _take_turn(self, account: str) -> None:
-        """Run the account's next call; its turn comes again behind those of the others."""
+        """Run the account's next call; its next turn comes after those of the others."""
         with self._lock:
             if account not in self._waiting:  # closed
                 return
@@ -107,7 +107,7 @@ class FairWorker:
 
 
 def _give_way() -> None:
-    """The calling thread runs when the others leave it a processor, where the system knows threads for that."""
+    """Lower the calling thread's priority, on systems where threads have one."""
     if hasattr(os, "setpriority"):
         with suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), BEHIND)

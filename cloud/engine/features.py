@@ -1,4 +1,4 @@
-"""Feature rows: what the drafter's cross-attention reads for a verified token."""
+"""Feature rows, which the drafter's cross-attention reads for verified tokens."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from outrider_core.protocol.rows import NO_ROWS, RowShape
 
 #: rows of a stream that are computed and sent together: one at a time they slow a small target down
 STREAMED_ROWS = 8
-#: a device that lacks more rows than these, having asked for none, is sent the newest alone
+#: a device that lacks more rows than these, without having requested any, is sent the newest alone
 MOST_LACKING = 64
 
 
@@ -33,7 +33,7 @@ class NoServerHalf:
 class PackedRows:
     """Packed rows (`outrider_core.protocol.rows`) of positions start..start+len-1.
 
-    A row is packed once and kept in that form, so that it is sent the same every time.
+    A row is packed once and kept packed, so that it is sent the same every time.
     """
 
     def __init__(self, shape: RowShape, start: int = 0) -> None:
@@ -61,13 +61,13 @@ class PackedRows:
         del self._values[count * self.shape.value_bytes :]
 
     def block(self, start: int, stop: int) -> bytes:
-        """Positions start..stop-1 as one packed block."""
+        """Return positions start..stop-1 as one packed block."""
         begin, end = start - self.start, stop - self.start
         scales = self._scales[begin * self.shape.scale_bytes : end * self.shape.scale_bytes]
         return bytes(scales + self._values[begin * self.shape.value_bytes : end * self.shape.value_bytes])
 
     def copy(self, start: int, stop: int) -> PackedRows:
-        """Positions start..stop-1, for use in another thread."""
+        """Copy positions start..stop-1, for use in another thread."""
         copy = PackedRows(self.shape, start)
         copy.append(self.block(start, stop))
         return copy

@@ -12,7 +12,7 @@ GRANULE = 128
 
 @dataclass
 class Extent:
-    """Rows base..base+size-1 belong to one owner; the first `used` hold its committed prefix.
+    """Rows base..base+size-1, which belong to one owner; the first `used` hold its committed prefix.
 
     left: by a session that has ended, so that others of its account may copy them. quarantined: no session may.
     """
@@ -41,12 +41,12 @@ class KVPool:
         self._extents: OrderedDict[bytes, Extent] = OrderedDict()  # least recently used first
 
     def used(self, owner: bytes) -> int:
-        """Rows of the owner's prefix that are in the pool, 0 after an eviction."""
+        """Return the rows of the owner's prefix that are in the pool, 0 after an eviction."""
         extent = self._extents.get(owner)
         return extent.used if extent else 0
 
     def offered(self, owner: bytes) -> int:
-        """Rows of the owner's prefix that others may copy."""
+        """Return the rows of the owner's prefix that others may copy."""
         extent = self._extents.get(owner)
         return extent.used if extent and not extent.quarantined else 0
 
@@ -56,19 +56,19 @@ class KVPool:
             extent.quarantined = True
 
     def extent(self, owner: bytes) -> Extent:
-        """The owner's extent. Raises KeyError unless `reserve` came first."""
+        """Return the owner's extent. Raises KeyError unless `reserve` came first."""
         return self._extents[owner]
 
     def owners(self) -> list[bytes]:
-        """Owners of live extents, least recently used first."""
+        """Return the owners of live extents, least recently used first."""
         return list(self._extents)
 
     def reserve(self, owner: bytes, rows: int, keep: Set[bytes], account: str = "") -> bool:
         """Make the owner's extent at least `rows` long, evicting extents of owners outside `keep`.
 
-        What was left is evicted first, then extents of the account that holds most rows, of these the least recently
-        used. The owner's used rows move with its extent. Returns False, with nothing evicted or changed, where even
-        all of them would free too little.
+        Extents left by ended sessions are evicted first, then extents of the account with most rows, of these the least
+        recently used. The owner's used rows move with its extent. Returns False, with nothing evicted or changed, if
+        even all of them would free too little.
         """
         extent = self._extents.get(owner)
         if extent is None or extent.size < rows:
@@ -97,28 +97,28 @@ class KVPool:
             extent = self._extents[other]
             return extent.left, held[extent.account]
 
-        return max(others, key=weight)  # the first of these, as max() returns it
+        return max(others, key=weight)  # the first of equals, as max() returns it
 
     def fits(self, owner: bytes, rows: int) -> bool:
         """Return whether `reserve` would evict no session."""
         return self._place(owner, self._rounded(rows)) is not None
 
     def leave(self, owner: bytes, name: bytes) -> None:
-        """The owner has ended; its rows stay under another name until they are copied from, taken over or evicted."""
+        """Note that the owner has ended; its rows stay under another name until copied, taken over or evicted."""
         extent = self._extents[name] = self._extents.pop(owner)
         extent.left = True
 
     def take_over(self, name: bytes, owner: bytes, rows: int, size: int) -> None:
-        """Make the first `rows` of what was left under that name the owner's extent, in place of its own.
+        """Make the first `rows` rows left under that name the owner's extent, in place of its own.
 
-        What lies behind `size` rows is free at once.
+        Rows beyond `size` are free at once.
         """
         self.release(owner)
         extent = self._extents[owner] = self._extents.pop(name)
         extent.left, extent.used, extent.size = False, rows, min(extent.size, self._rounded(size))
 
     def copy(self, source: bytes, owner: bytes, rows: int) -> None:
-        """Bring the owner's prefix, for which `reserve` has made room, to the first `rows` rows of another's."""
+        """Copy the first `rows` rows of another's prefix to the owner, for which `reserve` has made room."""
         old, new = self._extents[source], self._extents[owner]
         self.move(range(old.base + new.used, old.base + rows), range(new.base + new.used, new.base + rows))
         new.used = rows
@@ -142,14 +142,14 @@ class KVPool:
 
     @property
     def rows_used(self) -> int:
-        """Rows of all sessions' committed prefixes in the pool."""
+        """Number of rows in the pool with committed prefixes."""
         return sum(extent.used for extent in self._extents.values() if not extent.left)
 
     def _rounded(self, rows: int) -> int:
         return min(-(-max(rows, 1) // GRANULE) * GRANULE, max(rows, self.rows))
 
     def _place(self, owner: bytes, size: int) -> int | None:
-        """First row of `size` free rows, the owner's own counted as free; where its extent is now, if that will do."""
+        """Return the first of `size` free rows, the owner's own counted as free; its present extent if enough."""
         gaps = list(self._gaps(self._extents.keys() - {owner}))
         extent = self._extents.get(owner)
         if extent and any(begin <= extent.base and extent.base + size <= end for begin, end in gaps):
@@ -157,7 +157,7 @@ class KVPool:
         return next((begin for begin, end in gaps if end - begin >= size), None)
 
     def _gaps(self, owners: Set[bytes]) -> Iterator[tuple[int, int]]:
-        """(begin, end) of the stretches between the extents of these owners."""
+        """Yield (begin, end) of the gaps between the extents of these owners."""
         begin = 0
         extents = (extent for owner, extent in self._extents.items() if owner in owners)
         for extent in sorted(extents, key=lambda extent: extent.base):

@@ -1,8 +1,8 @@
-"""What grammars change of the next draws, made beside the engine's thread: a costly mask holds up its own answer alone.
+"""Compute the masks of grammars beside the engine's thread, so that a costly mask delays its own answer alone.
 
-Work on a mask begins as soon as its text is known, and goes on while the target runs; llguidance does not hold Python's
-lock meanwhile. A step waits for what is not made then, for a bounded time. What is later than that leaves the step, and
-an answer whose masks are costly takes part in steps only when its next one is there.
+Work on a mask begins as soon as its text is known, and continues while the target runs; llguidance does not hold
+Python's lock meanwhile. A step waits for missing masks for a bounded time. A later answer leaves the step, and one with
+costly masks takes part in a step only when its next mask is ready.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from cloud.engine.fair_worker import FairWorker
 from cloud.telemetry import log
 from outrider_core.protocol.constraint import GRAMMAR_NONE, Adjustment, Rules
 
-#: seconds that one step waits for masks, all of its sessions together, beyond the time of the target's own
+#: seconds that one step waits for masks, all of its sessions together, beyond the target's own time
 STEP_SECONDS = 0.005
-#: masks of an answer that are not waited for behind a costly or late one
+#: masks of an answer that no step waits for, after a costly or late one
 UNWAITED = 16
-#: seconds for which an account that had a costly one is not waited for when it begins another answer
+#: seconds after a costly mask of an account in which no step waits for its new answers
 REMEMBERED = 60.0
-#: seconds of a processor above which a mask is costly
+#: processor seconds above which a mask is costly
 COSTLY_SECONDS = 0.005
-#: threads for masks, and for costly ones, which give way to all others
+#: threads for masks, and for costly ones, which have lower priority than all others
 THREADS, COSTLY_THREADS = 4, 2
 
 
 class Masks:
-    """The threads that make masks. woken: called, in one of them, when one is there."""
+    """The threads that compute masks. woken: called, in one of them, when one is ready."""
 
     def __init__(self) -> None:
         self._usual = FairWorker("masks", THREADS)
@@ -45,24 +45,24 @@ class Masks:
         return time.monotonic() - self._seen.get(account, -math.inf) < REMEMBERED
 
     def note(self, account: str) -> None:
-        """A mask of the account was costly."""
+        """Note a costly mask of the account."""
         now = time.monotonic()
         self._seen = {each: at for each, at in self._seen.items() if now - at < REMEMBERED} | {account: now}
 
     def submit(self, account: str, costly: bool, call: Callable[[], Adjustment]) -> Future[Adjustment]:
-        """Have `call` made in the account's turn."""
+        """Compute `call` in the account's turn."""
         return (self._costly if costly else self._usual).submit(account, call)
 
     def close(self) -> None:
-        """End the threads; nothing more is made."""
+        """End the threads; no more masks are computed."""
         self._usual.close()
         self._costly.close()
 
 
 class FollowedRules:
-    """The rules of one answer, which the engine's thread asks and others follow. Only the engine's thread may call it.
+    """The rules of one answer, called by the engine's thread and followed by others. Only that thread may call it.
 
-    rules: nobody else's while a mask is being made.
+    rules: must not be used while a mask is being computed.
     """
 
     def __init__(self, rules: Rules, account: str, masks: Masks) -> None:
@@ -74,16 +74,16 @@ class FollowedRules:
 
     @property
     def broken(self) -> str:
-        """Return why nothing can be drawn any more, "" while something can. Nothing may be under way."""
+        """Return why nothing can be drawn any more, "" while something can. No mask may be in progress."""
         return self._fault or self.rules.broken
 
     @property
     def held(self) -> bool:
-        """Return whether the answer is to wait for its mask outside of steps."""
+        """Return whether the answer must wait for its mask outside of steps."""
         return self._unwaited > 0 and self._made is not None and not self._made.done()
 
     def begin(self, text: Sequence[int]) -> None:
-        """Have made what the draw behind `text` changes, unless it is there or something else is under way."""
+        """Start computing the adjustment of the draw after `text`, unless it is ready or another is in progress."""
         if self.rules.constraint.grammar == GRAMMAR_NONE:
             return
         asked = len(text), text[-1] if text else 0
@@ -95,7 +95,7 @@ class FollowedRules:
         self._made.add_done_callback(lambda _: self._masks.woken())
 
     def take(self, text: Sequence[int], until: float) -> Adjustment | None:
-        """Return what the draw behind `text` changes; None where it is not made by `until` (time.monotonic())."""
+        """Return the adjustment of the draw after `text`; None if it is not ready by `until` (time.monotonic())."""
         if self.rules.constraint.grammar == GRAMMAR_NONE:  # biases and penalties take no time
             self.rules.follow(text)
             return self.rules.adjustment()

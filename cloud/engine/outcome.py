@@ -1,4 +1,4 @@
-"""What came of a step: which sessions took part, what the target accepted, when it began and what it took."""
+"""The outcome of a step: its sessions, the accepted paths, its start and its duration."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cloud.engine.sessions import SessionRecord
 
 @dataclass(frozen=True)
 class DraftCounts:
-    """Trees of a step that somebody drafted, or that came of lookup in streams.
+    """Counts of a step's trees: those of drafters, or those of lookup in streams.
 
     sizes: nodes verified, per tree. sent: nodes before pruning. accepted: nodes accepted.
     """
@@ -27,10 +27,9 @@ class DraftCounts:
 class StepOutcome:
     """A step that has run.
 
-    steps: the segments of which something came, each with its path, None for those without a tree. began:
-    time.perf_counter() at its start. seconds: its duration. retried: nothing could be drawn behind what lookup
-    predicted, and plain decoding would bring the tokens before. stuck: no token obeys the constraint. unusable: their
-    logits were not numbers.
+    steps: the segments with a result, each with its path, None for those without a tree. began: time.perf_counter() at
+    its start. seconds: its duration. retried: nothing could be drawn after lookup's guesses, but plain decoding would
+    draw the tokens before. stuck: no token obeys the constraint. unusable: their logits were not numbers.
     """
 
     steps: Sequence[tuple[Segment, AcceptedPath | None]]
@@ -44,7 +43,7 @@ class StepOutcome:
     def of(
         cls, segments: Sequence[Segment], paths: Sequence[AcceptedPath | None], began: float, seconds: float
     ) -> StepOutcome:
-        """Sort what the engine returned for these segments."""
+        """Sort the engine's results for these segments."""
         steps = list[tuple[Segment, AcceptedPath | None]]()
         retried, stuck, unusable = list[SessionRecord](), list[SessionRecord](), list[SessionRecord]()
         for segment, path in zip(segments, paths, strict=True):
@@ -65,18 +64,18 @@ class StepOutcome:
         return not (self.steps or self.retried or self.stuck)
 
     def rounds(self) -> Iterator[tuple[Segment, EngineRequest, AcceptedPath]]:
-        """The VERIFYs and GENERATEs that were run, each with its path. Look at them before they are answered."""
+        """Yield the VERIFYs and GENERATEs that were run, each with its path. Use them before they are answered."""
         for segment, path in self.steps:
             request = segment.session.round
             if path is not None and request is not None:
                 yield segment, request, path
 
     def drafts(self) -> DraftCounts:
-        """Return how the drafted trees fared. Look at them before they are answered."""
+        """Return the counts of drafted trees. Use them before they are answered."""
         return self._counts(drafted=True)
 
     def lookups(self) -> DraftCounts:
-        """The same of what lookup predicted in streams."""
+        """Return the counts of lookup's guesses in streams."""
         return self._counts(drafted=False)
 
     def _counts(self, drafted: bool) -> DraftCounts:

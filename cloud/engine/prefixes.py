@@ -1,4 +1,4 @@
-"""What sessions of one account have in common runs through the target once; the others copy its keys and values."""
+"""Shared prefixes: run the common beginning of an account's sessions once, and copy its keys and values to the others."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from cloud.engine.sessions import LEAST_SHARED, SessionRecord, SessionStore
 from cloud.telemetry.metrics import Metrics
 from outrider_core.protocol.prefix import common_prefix
 
-#: rows that are copied between two steps, all accounts together, as other sessions wait for it; one prefix of each
-#: account may be longer
+#: rows copied between two steps, all accounts together, as other sessions wait meanwhile; one prefix of each account
+#: may be longer
 COPIED_ROWS = 1024
 _TOKEN_BYTES = array("I").itemsize
 
 
 class Prefixes:
-    """Brings sessions that lack keys and values those that another session of their account has for the same tokens.
+    """Copies keys and values to sessions from another session of their account with the same tokens.
 
-    What is copied is what the session would have computed: keys and values depend on nothing but the tokens up to
-    theirs. Nothing is ever written to another session's rows, and nothing is shared across accounts.
+    The copy equals what the session would have computed: keys and values depend on the tokens up to theirs alone.
+    Nothing is ever written to another session's rows, and nothing is shared across accounts.
     """
 
     def __init__(self, pool: KVPool, store: SessionStore, metrics: Metrics) -> None:
@@ -30,9 +30,9 @@ class Prefixes:
     def share(self, waiting: Sequence[SessionRecord], maskless: Set[SessionRecord] = frozenset()) -> set[SessionRecord]:
         """Copy to sessions that wait for a step, the oldest claim on the pool first.
 
-        Returns those that take no part in the next step: a session with an older claim runs what they lack, or enough
-        was copied for now. The first of `waiting` that is not `maskless` is never among them. maskless: those that
-        take no part whatever they have.
+        Returns the sessions that skip the next step: a session with an older claim computes what they lack, or enough
+        was copied for now. The first of `waiting` that is not `maskless` is never among them. maskless: sessions that
+        skip the step in any case.
         """
         held, running, later = set[bytes](), list[SessionRecord](), set[SessionRecord]()
         accounts = {session.account for session in waiting}
@@ -56,26 +56,26 @@ class Prefixes:
         return later
 
     def _end(self, session: SessionRecord) -> int:
-        """Tokens that have run before the root can."""
+        """Return the number of tokens that must run before the root can."""
         return len(session.tokens) - 1
 
     def _runs_for(self, other: SessionRecord, session: SessionRecord, packed: Callable[[SessionRecord], bytes]) -> bool:
-        """Return whether `other` is about to run enough of what `session` lacks."""
+        """Return whether `other` will soon run enough of the tokens that `session` lacks."""
         count = max(self._pool.used(session.id) + LEAST_SHARED, self._pool.used(other.id) + 1)
         if other.account != session.account or count > min(self._end(other), self._end(session)):
             return False
         if other.tokens[count - 1] != session.tokens[count - 1]:
-            return False  # nearly all that differ differ here
+            return False  # nearly all pairs that differ do so here
         return packed(other).startswith(packed(session)[: count * _TOKEN_BYTES])
 
     def _source(self, session: SessionRecord, others: Sequence[SessionRecord]) -> tuple[SessionRecord | None, int]:
-        """Whose rows are worth copying and how many of them, those that the session has itself included."""
+        """Return the session to copy from and how many rows, including those that the session has itself."""
         source, rows, end = None, self._pool.used(session.id) + LEAST_SHARED - 1, self._end(session)
         if rows >= end:
             return None, 0  # it lacks too few
         for other in others:
             if other is session or len(other.tokens) <= rows or other.tokens[rows] != session.tokens[rows]:
-                continue  # so of many with the same prefix one is compared
+                continue  # so of many with the same prefix only one is compared
             there = min(self._pool.offered(other.id), end)
             if there > rows and (common := common_prefix(other.tokens, session.tokens, there)) > rows:
                 source, rows = other, common
@@ -86,8 +86,8 @@ class Prefixes:
     def _take(self, source: SessionRecord, session: SessionRecord, rows: int, held: Set[bytes]) -> int:
         """Copy rows of keys and values, and feature rows, as far as there is room. Returns how many rows it copied.
 
-        What an ended session left is taken over instead where hardly anything of it is lost by that, or a copy would
-        cost others their rows.
+        Rows of an ended session are taken over instead if hardly any of them are lost by that, or if a copy would cost
+        other sessions their rows.
         """
         before, size = self._pool.used(session.id), len(session.tokens)
         ended, copied = self._store.has_ended(source), 0
@@ -109,5 +109,5 @@ class Prefixes:
 
 
 def _packed(session: SessionRecord) -> bytes:
-    """Its tokens, for comparisons at the speed of memory."""
+    """Return the session's tokens as bytes, which are compared fast."""
     return array("I", session.tokens).tobytes()

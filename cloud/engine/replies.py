@@ -1,4 +1,4 @@
-"""What a finished step sends: verdicts for VERIFY and GENERATE, feature rows for OPEN."""
+"""Replies after a step: verdicts for VERIFY and GENERATE, feature rows for OPEN."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def answer_open(session: SessionRecord, pool: KVPool) -> None:
 
 
 class RoundReplies:
-    """Answers the rounds of one step. tree_budget: the one to advertise with each verdict."""
+    """Answers the rounds of one step. tree_budget: advertised with each verdict."""
 
     def __init__(self, outcome: StepOutcome, tree_budget: int) -> None:
         self._outcome, self._tree_budget = outcome, tree_budget
 
     def answer(self, session: SessionRecord, request: EngineRequest, path: AcceptedPath) -> None:
-        """Send what the step means for the session's round, and end the round where nothing is left to send."""
+        """Send the step's results for the session's round, and end the round if nothing is left to send."""
         match request.message:
             case Verify():
                 self._answer_verify(session, request, request.message, path)
@@ -45,7 +45,7 @@ class RoundReplies:
     def _answer_verify(
         self, session: SessionRecord, request: EngineRequest, message: Verify, path: AcceptedPath
     ) -> None:
-        """Send one verdict, and remember it in case the device asks again."""
+        """Send one verdict, and keep it in case the device asks again."""
         base_len = len(session.tokens) - len(path.accepted) - 1
         rows = self._rows(session, base_len + len(path.accepted), 1 + len(path.accepted))
         verdict = self._verdict(request, message, base_len, path, rows)
@@ -77,7 +77,7 @@ class RoundReplies:
         request.waiting_since = time.perf_counter()
 
     def _rows(self, session: SessionRecord, stop: int, least: int) -> bytes:
-        """The rows up to position `stop` that the device lacks, and the `least` newest of them in any case."""
+        """Return the rows up to position `stop` that the device lacks, at least the `least` newest of them."""
         start = min(session.rows_due, stop - least)
         session.rows_due = stop
         return session.rows.block(start if stop - least - start <= MOST_LACKING else stop - least, stop)
@@ -91,7 +91,7 @@ class RoundReplies:
         rows: bytes,
         same_step: bool = False,
     ) -> Verdict:
-        """same_step: as the verdict before, which told the step's time."""
+        """Make a verdict. same_step: it comes from the same step as the one before, which carries the step's time."""
         return Verdict(
             stream=message.stream,
             seq=message.seq,

@@ -1,4 +1,4 @@
-"""What the engine thread is asked: an OPEN, VERIFY, GENERATE or CLOSE, from its arrival to its last reply."""
+"""Requests to the engine thread: OPEN, VERIFY, GENERATE and CLOSE, from arrival to last reply."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from outrider_core.protocol.constraint import Rules
 from outrider_core.protocol.tree import TokenTree
 from outrider_core.protocol.wire import Close, Error, Generate, Open, ServerMessage, Verify
 
-#: what a request is answered with: a message, or feature rows for the connection to cut into FEATURES
+#: a reply: a message, or feature rows that the connection cuts into FEATURES
 Reply = ServerMessage | PackedRows
 
 
 class Status(Enum):
-    """Stage of a request. Only the thread that has it writes this."""
+    """Stage of a request. Only the thread that holds the request writes it."""
 
     QUEUED = "queued"  # until the engine thread takes it
     WAITING = "waiting"  # its session takes part in steps until it is answered
@@ -28,18 +28,18 @@ class Status(Enum):
 
 @dataclass(eq=False)
 class EngineRequest:
-    """One request to the engine thread.
+    """A request to the engine thread.
 
     session_id: the verifier's own id of the session. tokens: OPEN's ids; rules: of its constraint. tree: VERIFY's.
-    account: name of who asks; accounts share the engine evenly. request_id: of the HTTP request or handshake that it
-    came by, for the log. send(reply, done) is called in the engine thread, with `done` set for the last reply.
-    Any thread may set `cancelled`; a step that is already running still ends and is answered.
+    account: name of the client; accounts share the engine evenly. request_id: of its HTTP request or handshake, for the
+    log. send(reply, done) is called in the engine thread, with `done` set for the last reply. Any thread may set
+    `cancelled`; a step that is already running still ends and is answered.
 
-    is_drafted: a drafter proposes its trees, so their nodes count and feature rows go out with each of them.
-    top: for a GENERATE: report the chances of each token and of this many beside it; `chances` has them while its
-    verdict is given to `send`. generated: tokens of the GENERATE so far. drafted, accepted: nodes verified for it so
-    far, and those that were the target's own. lookup: predicts its text. token_by_token: without lookup from now on,
-    because nothing could be drawn behind a prediction.
+    is_drafted: a drafter proposes its trees, so their nodes count and feature rows are sent with each of them. top: for
+    a GENERATE: report the chances of each token and of this many others; `chances` holds them while its verdict is
+    passed to `send`. generated: tokens of the GENERATE so far. drafted, accepted: nodes verified for it so far, and
+    those that the target drew too. lookup: predicts its text. token_by_token: without lookup from now on, because
+    nothing could be drawn after a guess.
     """
 
     session_id: bytes

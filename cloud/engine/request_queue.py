@@ -33,7 +33,7 @@ RETRY_AFTER_MS = 1000
 
 
 class OpenedAs(StrEnum):
-    """How much of a session the verifier still had when its OPEN came; the label of `outrider:opens_total`."""
+    """The part of a session that the verifier still had when its OPEN came; the label of `outrider:opens_total`."""
 
     NEW = "new"
     CACHED = "cached"
@@ -67,7 +67,7 @@ class RequestQueue:
         return self._waiting.keys()
 
     def admit(self, request: EngineRequest) -> None:
-        """Answer `request` at once or let it wait for a step. Never raises."""
+        """Answer `request` at once, or queue it for a step. Never raises."""
         request.status = Status.WAITING
         try:
             match request.message:
@@ -84,18 +84,18 @@ class RequestQueue:
             self._forget(request)
 
     def _forget(self, request: EngineRequest) -> None:
-        """A request failed half-way: its session may be half changed, so that goes, with all it has to answer."""
+        """Drop the session of a request that failed half-way, as it may be half changed, with all its requests."""
         self._waiting.pop(request.session_id, None)
         session = self._store.get(request.session_id)
         others = [] if session is None else [each for each in session.requests if each is not request]
         self._pool.release(request.session_id)
         self._store.forget(request.session_id)
         for each in (*others, request):
-            with suppress(Exception):  # its sender may be what failed
+            with suppress(Exception):  # the failure may be in its sender
                 each.fail(ERR_INTERNAL, "the verifier failed on this request; OPEN again")
 
     def waiting(self) -> list[SessionRecord]:
-        """Sessions that need a step. Drops what was cancelled and answers OPENs that need nothing more."""
+        """Return sessions that need a step. Drops cancelled requests and answers OPENs that need nothing more."""
         for session in list(self._waiting.values()):
             if session.round is not None and session.round.cancelled:
                 self._drop(session)
@@ -108,7 +108,7 @@ class RequestQueue:
         return list(self._waiting.values())
 
     def move_to_back(self, session: SessionRecord) -> None:
-        """Give the other sessions the older claim on the pool."""
+        """Let the other sessions' claims on the pool precede this one's."""
         self._waiting[session.id] = self._waiting.pop(session.id)
 
     def fail(
@@ -117,7 +117,7 @@ class RequestQueue:
         why: str = "the verifier failed in this step; OPEN again",
         code: int = ERR_INTERNAL,
     ) -> None:
-        """A step of `sessions` failed: they keep their text, lose their keys and values, and get the reason."""
+        """Fail the step of `sessions`: they keep their text, lose their keys and values, and get the reason."""
         for session in list(sessions):
             self._waiting.pop(session.id, None)
             self._pool.release(session.id)
@@ -145,7 +145,7 @@ class RequestQueue:
         self._metrics.opened.labels(found).inc()
         log.info(
             "session opened",
-            session=short_id(message.session),  # as the device knows it
+            session=short_id(message.session),  # the device's own id
             request=request.request_id,
             committed=len(session.tokens),
             cached=cached,
@@ -155,7 +155,7 @@ class RequestQueue:
         self._waiting[session.id] = session
 
     def _start(self, request: EngineRequest, message: Verify | Generate) -> None:
-        """Answer at once what needs no step; else let the request wait for one."""
+        """Answer at once if no step is needed; else queue the request for one."""
         session = self._store.get(request.session_id)
         if session is None:
             request.fail(ERR_UNKNOWN, "the session was forgotten; OPEN it again")
@@ -166,7 +166,7 @@ class RequestQueue:
         settled = session.settled
         if isinstance(message, Verify) and settled is not None and settled.answers(message):
             if message.seq == session.seq + 1 and message.base_len == committed:
-                # the device lost the reply, came back with OPEN and asks again
+                # the device lost the reply, reconnected with OPEN and asks again
                 session.tokens += settled.committed
                 session.seq = message.seq
             if message.seq == session.seq:
@@ -194,5 +194,5 @@ class RequestQueue:
 
 
 def short_id(session_id: bytes) -> str:
-    """A session's name in logs: enough to tell sessions apart, too little to take one over."""
+    """Shorten a session's id for logs: enough to tell sessions apart, too little to take one over."""
     return session_id[:4].hex()

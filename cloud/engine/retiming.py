@@ -1,4 +1,4 @@
-"""Times steps again while the verifier has nothing to do: the machine may have been busy when it started."""
+"""Time steps again while the verifier is idle: the machine may have been busy when it started."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from cloud.engine.kvpool import GRANULE, KVPool
 from cloud.engine.runner import ModelRunner
 from cloud.engine.tree_budget import TreeBudget, fastest_curve, timed_step
 
-#: a size whose step is expected to take longer than this is not timed again: requests that come meanwhile wait for it
+#: sizes whose step should take longer than this are not timed again: requests that come meanwhile wait for it
 LONGEST_WAIT = 0.5
-#: runs of each size that count; the fastest of these was disturbed least
+#: runs of each size; the fastest was disturbed least
 RUNS = 2
-OWNER = b"timing"  # no session's id is so short
+OWNER = b"timing"  # no session's id is as short
 
 
 class Retiming:
-    """Brings the curve of `budget` up to date, one size a call, and takes over what all of them took together.
+    """Updates the cost curve of `budget`, one size a call, then the costs common to all sizes.
 
     Free rows of the pool are used; those of sessions stay as they are.
     """
@@ -30,10 +30,10 @@ class Retiming:
         self._runner, self._pool, self._budget, self._clock = runner, pool, budget, clock
         self._runs: dict[int, deque[float]] = {}
         self._due, self._took = list[int](), dict[int, float]()
-        self._ratio = 1.0  # what the last size took over what `budget` had for it
+        self._ratio = 1.0  # time of the last size, as a multiple of that in `budget`
 
     def tick(self) -> None:
-        """Time the next size, or do nothing where steps were never timed or the pool has no room."""
+        """Time the next size, or do nothing if steps were never timed or the pool has no room."""
         costs = self._budget.costs
         if costs is None:
             return

@@ -1,4 +1,4 @@
-"""What an engine runs its target on."""
+"""Interfaces between an engine and what runs its target."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from outrider_core.targets.part import Part
 
 
 class Logits(Protocol):
-    """The logits of a step's wanted tokens, wherever they lie."""
+    """The logits of a step's wanted tokens, on any device."""
 
     def draw(
         self,
@@ -27,41 +27,41 @@ class Logits(Protocol):
     ) -> list[int]:
         """Draw one token for each of `rows`, for absolute position positions[i]; a row may occur more than once.
 
-        adjustments: made to each row first; (): none to any. `acceptance.NO_TOKEN` where a row holds something
-        that is not a number, or no token is allowed.
+        adjustments: applied to each row first; (): none to any. `acceptance.NO_TOKEN` if a row holds something that is
+        not a number, or no token is allowed.
         """
 
     def chances(self, rows: Sequence[int], tokens: Sequence[int], top: int) -> list[Chances]:
-        """For each of `rows` tokens[i] first, then the `top` likeliest tokens; of the softmax of the plain logits."""
+        """Return for each of `rows` tokens[i], then the `top` likeliest tokens; by the softmax of plain logits."""
 
 
 class ModelRunner(Protocol):
     """Runs the target for an engine. It decides nothing: the engine says what to run and reads the logits.
 
-    `rest` and `stop` do nothing unless a runner has something to do there.
+    `rest` and `stop` do nothing unless a runner overrides them.
     """
 
     def forward(self, parts: Sequence[Part]) -> Logits:
-        """Run all parts, one of each session, in one step and write their keys and values behind each prefix.
+        """Run all parts, one of each session, in one step and write their keys and values after each prefix.
 
-        The logits are those of all wanted tokens, parts in order, in a part the root first.
+        Returns logits of all wanted tokens: parts in order, in each part the root first.
         """
 
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy pool rows over pool rows, in all layers. Sources and targets may overlap: sources are read first."""
 
     def gather(self, layers: Sequence[int], rows: Sequence[int]) -> Any:
-        """Keys and values of pool rows, an array or tensor [rows, layers, 2 * kv_heads * head_dim].
+        """Return keys and values of pool rows, an array or tensor [rows, layers, 2 * kv_heads * head_dim].
 
         Per head the key, then the value.
         """
 
     def rest(self) -> None:
-        """Large steps are over for now: the next small one may give back what memory they alone took."""
+        """Note that large steps are over for now: the next small one may give back their memory."""
         return
 
     def stop(self) -> None:
-        """End what it started: other processes. Nothing is run after it."""
+        """End other processes that it started. Nothing is run after it."""
         return
 
 
@@ -75,4 +75,4 @@ class FeatureProducer(Protocol):
     layers: tuple[int, ...]
 
     def rows(self, kv: Any, positions: Sequence[int]) -> NDArray[np.float32]:
-        """Rows [T, 2, heads, head_dim] of tokens at absolute `positions`; kv: from `ModelRunner.gather`, T > 0."""
+        """Return rows [T, 2, heads, head_dim] of tokens at absolute `positions`; kv: `ModelRunner.gather`'s, T > 0."""

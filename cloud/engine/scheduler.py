@@ -1,4 +1,4 @@
-"""What the next step runs: which sessions take part, with how much of their trees and prompts."""
+"""Compose the next step: the sessions that take part, with how much of their trees and prompts."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from outrider_core.protocol.wire import Generate
 
 #: most tokens of one step, all sessions together, so that logits stay bounded; the rest wait for the next step
 STEP_TOKENS = 1024
-#: prompt tokens of one step at most, all sessions together; fewer where they take long or others wait for verdicts
+#: most prompt tokens of one step, all sessions together; fewer if they are slow or others wait for verdicts
 PREFILL_CHUNK = 512
-#: tokens that a GENERATE must have left for its text to be searched
+#: tokens that a GENERATE must have left for lookup to be used
 WORTH_A_SEARCH = 4
-#: share by which a step may take longer for what is predicted for one account, if others wait for it too
+#: share by which a step may take longer for guesses of one account, if others wait for it too
 OTHERS_WAIT = 0.1
-#: after a verdict, seconds for which the session is expected to send its next tree
+#: seconds after a verdict in which the session's next tree is expected
 RECENT_SECONDS = 1.0
 
 
 class Scheduler:
     """Shares a step among the sessions that wait.
 
-    prefill_chunk: most prompt tokens of one step. fixed_budget: nodes per tree whatever steps cost; 0: what `budget`
-    says. prefixes: of each account; None: every session runs its own. lookup: makes what predicts the text of a
-    GENERATE, if steps are timed; None: a token a step.
+    prefill_chunk: most prompt tokens of one step. fixed_budget: nodes per tree whatever steps cost; 0: from `budget`.
+    prefixes: of each account; None: every session runs its own. lookup: makes the lookup of a GENERATE, if steps are
+    timed; None: a token a step.
     """
 
     def __init__(
@@ -56,14 +56,14 @@ class Scheduler:
 
     @property
     def tree_budget(self) -> int:
-        """Nodes per tree that devices are asked to stay within."""
+        """The tree budget to advertise, in nodes per tree."""
         return self._fixed_budget or self.budget.nodes
 
     def schedule(self, waiting: Sequence[SessionRecord], maskless: Set[SessionRecord] = frozenset()) -> list[Segment]:
-        """The next step for sessions with the oldest claim on the pool first.
+        """Return the next step for `waiting` sessions, the oldest claim on the pool first.
 
         Verifies come first, the longest waiting first; prefill shares what a chunk may take beside them. A session
-        never loses its rows to one with a younger claim. maskless: those that take no part, as they wait for masks.
+        never loses its rows to one with a younger claim. maskless: sessions that skip the step, as they wait for masks.
         """
         later = self._prefixes.share(waiting, maskless) if self._prefixes else set[SessionRecord]()
         free = [session for session in waiting if session not in maskless]
@@ -71,10 +71,10 @@ class Scheduler:
         by_age = sorted(free, key=lambda session: session.waiting_since)
         ready = [session for session in by_age if session.round is not None and not missing[session]]
         behind = [session for session in by_age if missing[session] and session not in later]
-        kept = min(self.prefill_chunk, STEP_TOKENS // 4) if behind else 0  # however many trees wait, prefill goes on
+        kept = min(self.prefill_chunk, STEP_TOKENS // 4) if behind else 0  # prefill continues however many trees wait
         for session in behind:
             if session.round is not None:
-                session.round.lookup = None  # it holds as much memory as keys and values that were evicted
+                session.round.lookup = None  # it holds as much memory as evicted keys and values
         trees = self._verifies(ready[: STEP_TOKENS - kept], STEP_TOKENS - kept)
         chunks, joining = self._prefills(behind, missing, sum(1 + len(tree) for tree in trees.values()))
         trees |= joining
@@ -85,40 +85,40 @@ class Scheduler:
                 continue
             chunk, tree = chunks.get(session, 0), trees.get(session)
             if not chunk and tree is None and (session.opening is None or missing[session]):
-                continue  # else its tokens have all run, and its feature rows are still to come
+                continue  # else its tokens have all run, and only its feature rows are missing
             if tree and not session.is_drafted and not self._admissible(session, chunk, tree, held):
-                tree = TokenTree()  # without what lookup adds
+                tree = TokenTree()  # without lookup's guesses
             if self._admissible(session, chunk, tree, held):
                 chain = chunk + (tree is not None)
                 segments.append(Segment.of(session, self._pool, chain, tree, _rows_wanted(session, tree)))
         return segments
 
     def propose(self, session: SessionRecord) -> TokenTree:
-        """The tree of the session's round: the device's; nothing for a GENERATE."""
+        """Return the tree of the session's round: the device's; an empty one for a GENERATE."""
         assert session.round is not None
         return session.round.tree
 
     def observe(self, sizes: Sequence[int], accepted: int) -> None:
-        """A step verified drafted trees of these sizes and accepted this many nodes of all of them together."""
+        """Note that a step verified drafted trees of these sizes and accepted this many of their nodes."""
         if sizes:
             self._last_round = time.perf_counter()
         self.budget.observe_step(sizes, accepted)
 
     def observe_seconds(self, segments: Sequence[Segment], seconds: float) -> None:
-        """A step of these segments took so long."""
+        """Note the duration of a step of these segments."""
         tokens = sum(map(len, segments))
         past = sum(segment.past for segment in segments) / len(segments)
         self.budget.observe_seconds(tokens, len(segments), past, seconds)
         self.pace.observe(tokens, seconds)
 
     def _missing(self, session: SessionRecord) -> int:
-        """Committed tokens that must run before the root can."""
+        """Return the number of committed tokens that must run before the root can."""
         return len(session.tokens) - 1 - self._pool.used(session.id)
 
     def _verifies(self, ready: list[SessionRecord], room: int) -> dict[SessionRecord, TokenTree]:
-        """Rounds whose rows are all there, their trees pruned to fair shares of the budget. Pruning is lossless.
+        """Return rounds whose rows are all there, with trees pruned to fair shares of the budget. Pruning is lossless.
 
-        Streams have what the trees leave of it for what lookup predicts.
+        Streams get the rest of the budget for lookup's guesses.
         """
         trees = [self.propose(session) for session in ready]
         capacity = min(self.tree_budget * len(ready), room - len(ready))
@@ -131,9 +131,9 @@ class Scheduler:
     def _looked_up(
         self, ready: list[SessionRecord], trees: list[TokenTree], room: int, lookup: Callable[[], StreamLookup]
     ) -> list[TokenTree]:
-        """The trees, and for streams what lookup predicts, as far as it is worth its share of the step.
+        """Return the trees, and for streams lookup's guesses that are worth their share of the step.
 
-        What is predicted for one account may not make the others wait much longer.
+        Guesses of one account must not delay the others much.
         """
         tokens, committed = sum(1 + len(tree) for tree in trees), sum(self.budget.tau(len(tree)) for tree in trees)
         past = sum(len(session.tokens) for session in ready) / max(1, len(ready))
@@ -154,7 +154,7 @@ class Scheduler:
         ]
 
     def _guesses(self, session: SessionRecord, lookup: Callable[[], StreamLookup]) -> list[tuple[int, float]]:
-        """Return what lookup predicts for a GENERATE, and how likely; nothing for a VERIFY."""
+        """Return lookup's guesses for a GENERATE, with their probabilities; none for a VERIFY."""
         request, text = session.round, session.tokens
         if request is None or not isinstance(request.message, Generate) or request.token_by_token:
             return []
@@ -167,16 +167,16 @@ class Scheduler:
     def _prefills(
         self, behind: list[SessionRecord], missing: dict[SessionRecord, int], verified: int
     ) -> tuple[dict[SessionRecord, int], dict[SessionRecord, TokenTree]]:
-        """Fair shares of a chunk for sessions that lack rows, beside `verified` tokens of other sessions.
+        """Return fair shares of a chunk for sessions that lack rows, beside `verified` tokens of other sessions.
 
-        A round whose session lacks none any more joins in with its tree.
+        A round whose session then lacks none joins the step with its tree.
         """
         room = STEP_TOKENS - verified
         most = self.pace.chunk(min(self.prefill_chunk, room))
         chunk = min(most, self.budget.prefill_room(self._delayed(verified), room))
         demands = [missing[session] for session in behind]
         shares = fair_shares([session.account for session in behind], demands, chunk)
-        if any(shares) and not shares[0]:  # the oldest claim may be the only one that the pool has room for
+        if any(shares) and not shares[0]:  # the pool may have room for the oldest claim alone
             shares[shares.index(max(shares))] -= 1
             shares[0] = 1
         room -= sum(shares)
@@ -188,12 +188,12 @@ class Scheduler:
         return chunks, trees
 
     def _delayed(self, verified: int) -> int:
-        """Verified tokens that a prefill chunk delays: this step's, or those that will come while it runs."""
+        """Return the verified tokens that a prefill chunk delays: this step's, or those that arrive while it runs."""
         recently = time.perf_counter() - self._last_round < RECENT_SECONDS
         return verified or (round(self.budget.sessions * (1 + self.budget.nodes)) if recently else 0)
 
     def _admissible(self, session: SessionRecord, chunk: int, tree: TokenTree | None, held: Set[bytes]) -> bool:
-        """Return whether the pool can hold `chunk` tokens, and the root with its tree, without rows that `held` own."""
+        """Return whether the pool can hold `chunk` tokens, the root and its tree, without rows of `held` sessions."""
         if tree is not None and chunk != self._missing(session):
             return False  # a session with an older claim has just taken its rows
         size = chunk + (0 if tree is None else 1 + len(tree))
@@ -201,7 +201,7 @@ class Scheduler:
 
 
 def _rows_wanted(session: SessionRecord, tree: TokenTree | None) -> bool:
-    """Return whether feature rows are brought up to date: they are sent, or read by a drafter."""
+    """Return whether feature rows are updated: they are sent, or a drafter reads them."""
     request = session.round
     if session.opening is not None or request is None or request.is_drafted:
         return True

@@ -14,8 +14,8 @@ from outrider_core.targets.part import Part
 class Segment(Part):
     """The `Part` that a session runs in a step: committed tokens without keys and values yet, then a tree.
 
-    The tree hangs below the last committed token, which then must be the chain's last; a prefill chunk has none and is
-    not `wanted`. features: bring the session's feature rows up to date.
+    The tree hangs below the last committed token, which then must be the chain's last; a prefill chunk has no tree and
+    is not `wanted`. features: bring the session's feature rows up to date.
     """
 
     session: SessionRecord = field(kw_only=True)
@@ -25,7 +25,7 @@ class Segment(Part):
     def of(
         cls, session: SessionRecord, pool: KVPool, chain: int, tree: TokenTree | None = None, features: bool = True
     ) -> Segment:
-        """The next `chain` tokens of `session`, whose rows `pool` must hold, and `tree`; None: a prefill chunk."""
+        """Take the next `chain` tokens of `session`, whose rows `pool` must hold, and `tree`; None: a prefill chunk."""
         extent = pool.extent(session.id)
         tokens = tuple(session.tokens[extent.used : extent.used + chain])
         drafted = TokenTree() if tree is None else tree
@@ -35,5 +35,5 @@ class Segment(Part):
 
     @property
     def prefill(self) -> int:
-        """Tokens of the chain that are prefill: all but the root."""
+        """Number of prefill tokens in the chain: all but the root."""
         return len(self.chain) - self.wanted

@@ -1,4 +1,4 @@
-"""What a verifier serves: a target on some engine, with the drafter's server half, ready to run."""
+"""The model of a verifier: a target on some engine, with the drafter's server half, ready to run."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ from outrider_core.drafting.ngrams import NgramTable
 
 @dataclass(frozen=True)
 class ServedModel:
-    """name: the target's; target_hash, drafter_hash: what the handshake tells; without a drafter "".
+    """name: the target's; target_hash, drafter_hash: sent in the handshake; "" without a drafter.
 
-    arithmetic: how the target is computed, such as "onnx-8-v6-1f0c33d2" or "torch-float32"; two that differ here may
-    write different text, though their target hash is the same.
-    tokenizer: the target's; None: no chat completions. eos_ids: token ids that end an answer. max_positions: longest
-    sequence that the target was made for. exact: a token's logits are the same bits whatever else its step computes.
-    top: likeliest tokens that are known of a row, if not all are; then there are no feature rows either.
-    ngrams: of its answers. scheduler: makes what shares its steps among sessions.
+    arithmetic: of the target, such as "onnx-8-v6-1f0c33d2" or "torch-float32"; with another one the same target may
+    write different text. tokenizer: the target's; None: no chat completions. eos_ids: token ids that end an answer.
+    max_positions: longest sequence that the target supports. exact: a token's logits are the same bits whatever else
+    its step computes. top: number of likeliest tokens known of a row, if not all are; then there are no feature rows
+    either. ngrams: of its answers. scheduler: makes the scheduler of its steps.
     """
 
     name: str

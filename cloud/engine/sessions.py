@@ -19,9 +19,9 @@ from outrider_core.protocol.rows import RowShape
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.wire import Open, Verdict, Verify
 
-#: for how long an unused session is remembered
+#: seconds that an unused session is remembered
 SESSION_SECONDS = 3600.0
-#: a prefix of fewer tokens than this is computed, neither kept nor copied
+#: shorter prefixes than this are computed, neither kept nor copied
 LEAST_SHARED = 64
 
 
@@ -34,7 +34,7 @@ class SettledRound:
     committed: tuple[int, ...]
 
     def answers(self, request: Verify) -> bool:
-        """Return whether `request` is that VERIFY again, perhaps on another stream."""
+        """Return whether `request` repeats that VERIFY, perhaps on another stream."""
         mine, other = self.request, request
         return (mine.seq, mine.base_len, mine.tokens, mine.parents) == (
             other.seq,
@@ -49,9 +49,9 @@ class SessionRecord:
     """One conversation. tokens: committed ids, the last is the root; rows: feature rows from position 0 on.
 
     seq: number of the last VERIFY or GENERATE that has ended. Keys and values are in the pool under the session's id.
-    rows_due: the first position whose row was not sent to the device yet. account: name of the account it belongs to.
-    rules: of its constraint; followed: the same, as the engine asks them. opening: an OPEN whose feature rows are due.
-    round: a VERIFY or GENERATE to be answered.
+    rows_due: the first position whose row has not been sent to the device. account: name of its account. rules: of its
+    constraint; followed: the same, for the engine. opening: an OPEN whose feature rows are due. round: a VERIFY or
+    GENERATE to be answered.
     """
 
     id: bytes
@@ -64,19 +64,19 @@ class SessionRecord:
     settled: SettledRound | None = None
     rows_due: int = 0
     account: str = ""
-    answered: float = 0.0  # when its last verdict went out (time.perf_counter)
+    answered: float = 0.0  # when its last verdict was sent (time.perf_counter)
     last_used: float = 0.0
     opening: EngineRequest | None = None
     round: EngineRequest | None = None
 
     @property
     def requests(self) -> list[EngineRequest]:
-        """Return what it has to answer."""
+        """Return the requests that it has to answer."""
         return [request for request in (self.opening, self.round) if request is not None]
 
     @property
     def waiting_since(self) -> float:
-        """When the older of its requests came."""
+        """Return when the older of its requests came."""
         return min(request.waiting_since for request in self.requests)
 
     @property
@@ -89,9 +89,9 @@ class SessionStore:
     """All records of this process, at most `max_sessions`, forgotten when unused for `ttl` seconds.
 
     An account with more than an even share of a full store loses its own oldest record first. keep_ended: keys, values
-    and feature rows of sessions that have ended stay for others of their account, for as long as the pool has room for
-    them and at most `ttl` seconds unused; of these too there are at most `max_sessions`.
-    first_row: the first position that has a feature row.
+    and feature rows of ended sessions stay for others of their account, while the pool has room for them and for at
+    most `ttl` seconds unused; of these too there are at most `max_sessions`. first_row: the first position that has a
+    feature row.
     """
 
     def __init__(
@@ -107,14 +107,14 @@ class SessionStore:
         self._pool, self._shape, self._keep_ended, self._first_row = pool, shape, keep_ended, first_row
         self._max_sessions, self._ttl, self._clock = max_sessions, ttl, clock
         self._sessions: OrderedDict[bytes, SessionRecord] = OrderedDict()  # least recently used first
-        self._ended: OrderedDict[bytes, SessionRecord] = OrderedDict()  # what they left, the same
+        self._ended: OrderedDict[bytes, SessionRecord] = OrderedDict()  # the rows of ended sessions, in the same order
         self._names = count()
 
     def __len__(self) -> int:
         return len(self._sessions)
 
     def get(self, session_id: bytes) -> SessionRecord | None:
-        """The record, marked as just used."""
+        """Return the record, marked as just used."""
         session = self._sessions.get(session_id)
         if session is not None:
             self._sessions.move_to_end(session_id)
@@ -132,7 +132,7 @@ class SessionStore:
     ) -> SessionRecord | None:
         """Begin or resume a session at `tokens`, keeping the rows of the prefix that they share with its record.
 
-        rules: of the answer's constraint, which no other session follows. Returns None if the store is full of `busy`
+        rules: of the answer's constraint, which no other session shares. Returns None if the store is full of `busy`
         sessions.
         """
         session = self.get(session_id)
@@ -153,7 +153,7 @@ class SessionStore:
         if common < len(tokens) or request.sampling != session.sampling or not _same_rules(rules, session.rules):
             session.settled = None  # the last reply belongs to another text
         session.tokens, session.sampling, session.seq = list(tokens), request.sampling, request.seq
-        session.rules, session.rows_due = rules, len(tokens) - 1  # FEATURES bring those before
+        session.rules, session.rows_due = rules, len(tokens) - 1  # FEATURES carry those before
         return session
 
     def forget(self, session_id: bytes) -> None:
@@ -163,7 +163,7 @@ class SessionStore:
         if session is None or not self._keep_ended or used < LEAST_SHARED:
             self._pool.release(session_id)
             return
-        name = b"ended" + next(self._names).to_bytes(8)  # no session's id is so short
+        name = b"ended" + next(self._names).to_bytes(8)  # no session's id is as short
         self._pool.leave(session_id, name)
         session.rows.truncate(used)
         tokens = session.tokens[: used + 1]
@@ -176,21 +176,21 @@ class SessionStore:
             self._pool.release(oldest.id)
 
     def of_account(self, account: str) -> Iterator[SessionRecord]:
-        """The account's sessions, those that have ended first, the least recently used first."""
+        """Yield the account's sessions, ended ones first, the least recently used first."""
         every = chain(self._ended.values(), self._sessions.values())
         return (session for session in every if session.account == account)
 
     def has_ended(self, session: SessionRecord) -> bool:
-        """Return whether this is what a session left."""
+        """Return whether this is the record of an ended session."""
         return session.id in self._ended
 
     def touch_ended(self, session: SessionRecord) -> None:
-        """Mark what a session left as just used."""
+        """Mark an ended session's record as just used."""
         self._ended.move_to_end(session.id)
         session.last_used = self._clock()
 
     def take_over(self, left: SessionRecord, session: SessionRecord, rows: int, size: int) -> None:
-        """Give the first `rows` keys and values that a session left to another, which needs room for `size`."""
+        """Give the first `rows` keys and values of an ended session to another, which needs room for `size`."""
         del self._ended[left.id]
         self._pool.take_over(left.id, session.id, rows, size)
 
@@ -201,7 +201,7 @@ class SessionStore:
                 (self._pool.release if self.has_ended(other) else self._pool.quarantine)(other.id)
 
     def expire(self, busy: Set[bytes]) -> None:
-        """Forget sessions that were not used for `ttl` seconds, except `busy` ones, and what was evicted of others."""
+        """Forget sessions unused for `ttl` seconds, except `busy` ones, and ended ones whose rows were evicted."""
         limit = self._clock() - self._ttl
         old = [s.id for s in self._sessions.values() if s.last_used < limit and s.id not in busy]
         gone = [s.id for s in self._ended.values() if s.last_used < limit or not self._pool.used(s.id)]
@@ -219,10 +219,10 @@ class SessionStore:
 
 
 def _first_to_go(sessions: Collection[SessionRecord], busy: Set[bytes]) -> SessionRecord | None:
-    """The oldest that is not busy of the account that has most of these, which begin with the oldest."""
+    """Return the oldest idle session of the account with most sessions; `sessions` begin with the oldest."""
     counts = Counter(session.account for session in sessions)
     idle = (session for session in sessions if session.id not in busy)
-    return max(idle, key=lambda session: counts[session.account], default=None)  # of equals max() returns the first
+    return max(idle, key=lambda session: counts[session.account], default=None)  # max() returns the first of equals
 
 
 def _same_rules(a: Rules | None, b: Rules | None) -> bool:

@@ -1,8 +1,8 @@
 """Lookup for streams: n-gram guesses, verified in the step that decodes the next token.
 
-A step of a few tokens takes little longer than a step of one. So where a GENERATE's text repeats its prompt or itself,
-or goes on as the target's answers usually do behind two tokens, one step brings several of its tokens: the target's
-own, as with any draft.
+A step of a few tokens takes little longer than a step of one. So if a GENERATE's text repeats its prompt or itself, or
+continues as the target's answers usually do after two tokens, one step yields several tokens: the target's own, as with
+any draft.
 """
 
 from __future__ import annotations
@@ -12,35 +12,35 @@ from collections.abc import Sequence
 from outrider_core.drafting.lookup import Lookup
 from outrider_core.drafting.ngrams import NgramTable
 
-#: most tokens predicted at once
+#: most tokens guessed at once
 MOST_GUESSES = 16
-#: tokens of a text that are searched, the last ones when its GENERATE begins and all that it brings
+#: tokens of a text that are searched: the last ones when its GENERATE begins, and all new ones
 SEARCHED = 2048
-#: tokens that are taken in for one step, so that no text keeps an engine busy
+#: tokens indexed per step, so that no text keeps an engine busy
 AT_ONCE = 512
-#: guesses that a stream's own rate of hits begins with, all of them as usual
+#: guesses that a stream's own hit rate starts with, all at the usual rate
 PRIOR = 8.0
-#: what older guesses of a stream still count after one more step with any
+#: weight of a stream's older guesses after each step with new ones
 FADING = 0.95
 #: no guess is taken to be surer than this
 SUREST = 0.97
 
 
 class StreamLookup:
-    """Predicts the text of one GENERATE, and learns how often that is right. ngrams: of the target's answers."""
+    """Predicts the text of one GENERATE, and learns how often it is right. ngrams: of the target's answers."""
 
     def __init__(self, ngrams: NgramTable | None = None) -> None:
         self._lookup, self._ngrams = Lookup(memory=0), ngrams
-        self._start: int | None = None  # of what is searched
-        self._known = 0  # tokens up to where it is taken in
-        self._rates: list[float] = []  # of the newest guesses, as they usually are
+        self._start: int | None = None  # of the searched part
+        self._known = 0  # tokens up to the end of the indexed part
+        self._rates: list[float] = []  # usual rates of the newest guesses
         self._promised = self._kept = PRIOR  # hits
 
     def guesses(self, text: list[int], limit: int) -> list[tuple[int, float]]:
-        """The next tokens of `text` (token ids), at most `limit` of them.
+        """Return the next tokens of `text` (token ids), at most `limit` of them.
 
-        Each with the probability that it and all before it are the target's own; these fall strictly. None as long as
-        a long text is still being taken in.
+        Each has the probability that it and all before it are the target's own; these fall strictly. None while a long
+        text is still being indexed.
         """
         if self._start is None or self._known > len(text):
             self._start = self._known = max(0, len(text) - SEARCHED)
@@ -58,7 +58,7 @@ class StreamLookup:
         return found
 
     def _guess(self, text: list[int], path: list[int]) -> tuple[int, float] | None:
-        """(token, rate of hits) behind `text` and `path`, by the surer of both."""
+        """Return (token, rate of hits) after `text` and `path`, from the surer of both sources."""
         repeated = self._lookup.guess(path)
         known = [(repeated.token, repeated.rate)] if repeated else []
         before, last = [-1, *text[-2:], *path][-2:]
@@ -67,7 +67,7 @@ class StreamLookup:
         return max(known, key=lambda guess: guess[1], default=None)
 
     def observe(self, sent: int, accepted: int) -> None:
-        """Of the newest guesses the first `sent` were verified, and the first `accepted` of these were right."""
+        """Note that the first `sent` of the newest guesses were verified, and the first `accepted` were right."""
         if sent:
             tried = self._rates[: min(sent, accepted + 1)]
             self._promised = PRIOR + FADING * (self._promised - PRIOR) + sum(tried)
@@ -75,5 +75,5 @@ class StreamLookup:
 
 
 def likeliest(guesses: Sequence[Sequence[tuple[int, float]]]) -> list[tuple[float, int]]:
-    """All guesses of several streams, likeliest first: (probability, number of the stream)."""
+    """Return all guesses of several streams, likeliest first: (probability, number of the stream)."""
     return sorted(((chance, i) for i, found in enumerate(guesses) for _, chance in found), reverse=True)

@@ -1,4 +1,4 @@
-"""How many nodes trees should have: arithmetic on measured step times."""
+"""Choose the size of trees from measured step times."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ LEAST = 4
 LEAST_PREFILL = 16
 #: step sizes, in tokens, that are timed at start
 TIMED_TOKENS = (1, 4, 8, 16, 32, 64, 128)
-#: runs of each size at most; two that differ by less than this share were undisturbed, or alike, and are enough
+#: most runs of each size; two that differ by less than this share are enough
 REPEATS, SAME = 4, 0.1
-#: seconds of a step behind which larger ones are not warmed up: a start is waited for
+#: seconds of a step after which larger ones are not warmed up, as a start should be short
 LONG = 0.1
-#: if a step of at least so many tokens is LONG, and takes so many times as long as the smallest, larger ones are not
-#: timed: clients never request such trees; the curve is extrapolated linearly
+#: if a step of at least the first number of tokens is LONG, and takes this many times as long as the smallest, larger
+#: ones are not timed: clients never request such trees; the curve is extrapolated linearly
 DEAR_TOKENS, DEAR = 64, 4.0
-#: as many tokens by several sessions as by one: what that adds is what a session costs beside its tokens
+#: the same tokens by several sessions as by one: the difference is the cost of a session
 SHARING, SHARED_TOKENS = 8, 32
-#: step sizes that are also timed behind a long context, and its tokens: a row there costs more
+#: step sizes that are also timed after a long context, and its tokens: a row costs more there
 FAR_TOKENS, FAR = (1, 4), 1024
 #: weight of the newest observation
 SMOOTHING = 0.1
-#: no step of a verifier takes longer, in seconds
+#: longest possible step of a verifier, in seconds
 LONGEST_STEP = 60.0
 #: longer pauses between a verdict and the next tree are the user's, not the network's
 LONGEST_PAUSE = 2.0
@@ -53,12 +53,12 @@ def measure_costs(
 ) -> StepCosts:
     """Time steps of a verifier that does not serve yet. This overwrites the first pool rows.
 
-    rows: of the pool. context: tokens of the longest text; where it is too short for `FAR`, what a context costs is not
+    rows: of the pool. context: tokens of the longest text; if it is too short for `FAR`, the cost of a context is not
     timed.
 
     Each size counts with its fastest run of several, taken in turns until two of them agree, and never with more than a
     larger step took: a disturbance only ever adds time, and one that hit a single size would make trees or single
-    tokens look expensive for as long as the verifier runs. Sizes behind one that is dear (`DEAR`) are left out.
+    tokens look expensive for as long as the verifier runs. Sizes after an expensive one (`DEAR`) are left out.
     """
     timed = [tokens for tokens in timed if tokens <= rows] or [1]
     past = min(GRANULE, rows - max(timed))
@@ -85,7 +85,7 @@ def measure_costs(
                 seconds.append(took)
                 seconds.sort()
     runner.rest()
-    runner.forward(steps[0])  # the small step that gives back what the large ones took
+    runner.forward(steps[0])  # the small step that gives back the memory of the large ones
     kept = [size for size in range(len(timed)) if runs[size] and not needless(size)]
     curve = fastest_curve({timed[size]: runs[size][0] for size in kept})
     more = runs[len(timed)][0] - curve.at(SHARED_TOKENS) if shared else 0.0
@@ -93,7 +93,7 @@ def measure_costs(
 
 
 def _context_costs(curve: CostCurve, runs: Sequence[Sequence[float]]) -> tuple[float, float]:
-    """StepCosts' context and token_context, from the last runs."""
+    """Return StepCosts' context and token_context, from the last runs."""
     (few, many), (first, second) = FAR_TOKENS, (seconds[0] for seconds in runs[-len(FAR_TOKENS) :])
     added = max(0.0, first - curve.at(few))
     each = max(0.0, second - curve.at(many) - added) / (many - few)
@@ -101,7 +101,7 @@ def _context_costs(curve: CostCurve, runs: Sequence[Sequence[float]]) -> tuple[f
 
 
 def timed_step(runner: ModelRunner, base: int, past: int, tokens: int, clock: Callable[[], float]) -> float:
-    """Time a step of so many tokens behind `past` others, in free pool rows from `base`, in seconds."""
+    """Time a step of `tokens` tokens after `past` others, in free pool rows from `base`, in seconds."""
     return _timed(runner, [_part(base, past, tokens)], past, clock)
 
 
@@ -113,7 +113,7 @@ def _timed(runner: ModelRunner, parts: Sequence[Part], past: int, clock: Callabl
 
 
 def fastest_curve(fastest: dict[int, float]) -> CostCurve:
-    """Seconds by tokens, ascending; none counts with more than a larger step took."""
+    """Return seconds by tokens, ascending; no size counts with more than a larger step took."""
     seconds = list(fastest.values())
     return CostCurve(tuple(fastest), tuple(min(seconds[size:]) for size in range(len(seconds))))
 
@@ -124,11 +124,11 @@ def _part(base: int, past: int, tokens: int) -> Part:
 
 @dataclass(frozen=True)
 class StepCosts:
-    """Seconds of a step against its tokens and its sessions. curve: of steps of one session behind few tokens."""
+    """Seconds of a step by its tokens and sessions. curve: of steps of one session with few tokens before."""
 
     curve: CostCurve
-    session: float = 0.0  # what each further one adds to a step of as many tokens
-    context: float = 0.0  # what `FAR` tokens before it add to a step
+    session: float = 0.0  # seconds that each further session adds to a step of as many tokens
+    context: float = 0.0  # seconds that `FAR` tokens before it add to a step
     token_context: float = 0.0  # and to each of its tokens
 
     def at(self, tokens: float, sessions: float = 1.0, past: float = 0.0) -> float:
@@ -138,7 +138,7 @@ class StepCosts:
 
     @property
     def plausible(self) -> bool:
-        """Return whether `measure_costs` can have found this: files may hold anything."""
+        """Return whether `measure_costs` can have measured this: files may hold anything."""
         tokens, seconds = self.curve.tokens, self.curve.seconds
         added = (self.session, self.context, self.token_context)
         return (
@@ -159,13 +159,13 @@ class TreeBudget:
     """The tree size at which sessions like the present ones commit most tokens per second.
 
     A session's cycle is its pause (round-trip time, drafting, queue) and a step that `sessions` trees share. It commits
-    tau(n) = 1 + gain * log2(1 + n) tokens with n nodes: the shape that drafters show (tau 2.7, 3.1, 3.5, 3.9 at 8, 16,
-    32, 64 nodes), with the gain measured on verdicts. Without costs the budget is always `limit`.
+    tau(n) = 1 + gain * log2(1 + n) tokens with n nodes, as measured with drafters (tau 2.7, 3.1, 3.5, 3.9 at 8, 16, 32,
+    64 nodes), with the gain learnt from verdicts. Without costs the budget is always `limit`.
     """
 
     limit: int
     costs: StepCosts | None = None
-    slowdown: float = 1.0  # what steps take over what `costs` say, smoothed
+    slowdown: float = 1.0  # duration of steps as a multiple of `costs`, smoothed
     sessions: float = 1.0  # trees per step, smoothed
     pause: float = 0.05  # seconds between a verdict and the session's next tree, smoothed
     gain: float = 0.5
@@ -175,7 +175,7 @@ class TreeBudget:
         self.choose()
 
     def observe_step(self, sizes: Sequence[int], accepted: int) -> None:
-        """A step verified trees of these sizes and accepted this many nodes of all of them together."""
+        """Note that a step verified trees of these sizes and accepted this many of their nodes."""
         if not sizes:
             return
         self.sessions += SMOOTHING * (len(sizes) - self.sessions)
@@ -184,40 +184,40 @@ class TreeBudget:
         self.choose()
 
     def observe_seconds(self, tokens: int, sessions: int, past: float, seconds: float) -> None:
-        """A step of so many tokens, which so many sessions shared behind `past` tokens each, took so long."""
+        """Note the duration of a step of `tokens` tokens, shared by `sessions` sessions after `past` tokens each."""
         if self.costs is None or not 0 < tokens <= 2 * self.costs.curve.tokens[-1]:
             return
         found = seconds / self.costs.at(tokens, sessions, past)
-        found = min(max(found, self.slowdown / 2), 2 * self.slowdown)  # a single disturbance moves little
+        found = min(max(found, self.slowdown / 2), 2 * self.slowdown)  # a single disturbance changes little
         self.slowdown += SMOOTHING * (found - self.slowdown)
 
     def seconds(self, tokens: float, sessions: float = 1.0) -> float:
-        """Seconds that a step of so many tokens takes at present. There must be costs."""
+        """Return the present seconds of a step of `tokens` tokens. There must be costs."""
         assert self.costs is not None
         return self.slowdown * self.costs.at(tokens, sessions)
 
     def observe_pause(self, seconds: float) -> None:
-        """A session's next tree came this long after its verdict."""
+        """Note the time from a session's verdict to its next tree."""
         if seconds < LONGEST_PAUSE:
             self.pause += SMOOTHING * (seconds - self.pause)
 
     def advertised(self) -> CostCurve | None:
-        """The cost curve to advertise to devices: of steps that as many sessions share as do at present."""
+        """Return the cost curve to advertise: of steps shared by as many sessions as at present."""
         if self.costs is None:
             return None
         curve = self.costs.shared(self.sessions)
         return CostCurve(curve.tokens, tuple(self.slowdown * seconds for seconds in curve.seconds))
 
     def prefill_room(self, tokens: int, limit: int) -> int:
-        """Prefill tokens that may join a step of `tokens` verified ones: as many as at most double its time.
+        """Return the prefill tokens that may join a step of `tokens` verified ones: as many as at most double its time.
 
-        So a long prompt delays other sessions' verdicts by no more than that, however slow the target is here.
+        So a long prompt delays other sessions' verdicts no more than that, however slow the target is here.
         """
         if self.costs is None or not tokens:
             return limit
         alone = partial(self.costs.at, sessions=self.sessions)
         longest, low, high = 2 * alone(tokens), min(LEAST_PREFILL, limit), limit
-        while low < high:  # the largest that fits
+        while low < high:  # find the largest that fits
             middle = (low + high + 1) // 2
             low, high = (middle, high) if alone(tokens + middle) <= longest else (low, middle - 1)
         return low
@@ -233,9 +233,9 @@ class TreeBudget:
     ) -> int:
         """Return how many further tokens, likeliest first, make a step commit most tokens per second; 0 without costs.
 
-        chances: that each of them is committed. Without them the step, which so many sessions share, runs `tokens`
-        tokens and commits `committed`. past: tokens before it, in the mean of these sessions.
-        slack: share by which it may take longer.
+        chances: that each of them is committed. Without them the step runs `tokens` tokens for `sessions` sessions and
+        commits `committed`. past: tokens before it, on average over these sessions. slack: share by which it may take
+        longer.
         """
         if self.costs is None or not chances:
             return 0
@@ -251,11 +251,11 @@ class TreeBudget:
         return best
 
     def tau(self, nodes: int) -> float:
-        """Tokens expected from one verify of this many nodes."""
+        """Return the tokens expected from one verify of this many nodes."""
         return 1 + max(self.gain, 0.05) * log2(1 + nodes)
 
     def choose(self) -> None:
-        """Set `nodes` from what was measured."""
+        """Set `nodes` from the measurements."""
         if self.costs is None:
             self.nodes = self.limit
             return

@@ -13,12 +13,12 @@ class Watchdog:
         self._began, self._longest = time.monotonic(), 0.0
 
     def start(self, longest: float = 0.0) -> None:
-        """Work starts, or the next step of it. longest: seconds that it may take on a machine as slow as this one."""
+        """Note the start of work, or of its next step. longest: seconds it may take on this machine."""
         self._longest = longest
         self.busy, self._began = True, time.monotonic()
 
     def end(self) -> None:
-        """Work is over."""
+        """Note the end of the work."""
         self.busy = False
 
     @property

@@ -33,7 +33,7 @@ def load_model(settings: Settings, source: TargetSource, progress: BuildProgress
     """
     drafter = read_drafter(expanded(settings.drafter)) if settings.drafter else None
     reports = progress or LogLines()
-    if drafter and not source.prepared:  # looked at before a bundle is made
+    if drafter and not source.prepared:  # checked before a bundle is made
         check_target(drafter[0].target_hash, source.name, source.identity, settings.drafter or "")
     try:
         bundle = runnable_target(source, lambda step, steps: reports.step(step + 1, steps), reports.waiting)
@@ -50,7 +50,10 @@ def load_model(settings: Settings, source: TargetSource, progress: BuildProgress
 
 
 def onnx_model(bundle: TargetBundle, drafter: tuple[MoAConfig, Arrays, str] | None, settings: Settings) -> ServedModel:
-    """An open bundle and a drafter, to be served. Raises DrafterError if the drafter does not belong to the target."""
+    """Prepare an open bundle and a drafter for serving.
+
+    Raises DrafterError if the drafter belongs to another target.
+    """
     shape, threads = bundle.config, settings.threads or default_threads()
     drafter_hash, features = "", cast("FeatureProducer", NoServerHalf())
     if drafter:
@@ -75,7 +78,7 @@ def onnx_model(bundle: TargetBundle, drafter: tuple[MoAConfig, Arrays, str] | No
 
 
 def default_threads() -> int:
-    """All cores but one, which the sockets need; of two, both: a step leaves them between two messages."""
+    """Return all cores but one, which the sockets need; both of two: between two messages a step leaves them free."""
     cores = available_cores()
     return cores if cores <= 2 else cores - 1
 

@@ -107,14 +107,14 @@ def _start(scale: Scale, settings: Settings, address: str | None) -> None:
 
 
 def _certificate(settings: Settings) -> dict[str, str]:
-    """The certificate in Serve's words."""
+    """Return the certificate's options by Serve's names."""
     if settings.ssl_certfile is None or settings.ssl_keyfile is None:
         return {}
     return {"ssl_certfile": str(settings.ssl_certfile), "ssl_keyfile": str(settings.ssl_keyfile)}
 
 
 def _check_tls(settings: Settings) -> None:
-    """Raise ScaleError unless Serve's proxy speaks TLS: one that ran already keeps its own options."""
+    """Raise ScaleError unless Serve's proxy uses TLS: one that ran already keeps its own options."""
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
@@ -129,7 +129,7 @@ def _check_tls(settings: Settings) -> None:
 
 
 def _wait(scale: Scale, began: float) -> None:
-    """Return when all replicas run, with a line whenever their number changes. Raises ScaleError if they cannot."""
+    """Return when all replicas run, logging each change of their number. Raises ScaleError if they cannot."""
     from ray import serve
 
     reported = -1
@@ -148,13 +148,13 @@ def _wait(scale: Scale, began: float) -> None:
 
 
 def _cause(message: str) -> str:
-    """The exception's own line, from Serve's report of a replica whose constructor failed."""
+    """Return the exception's own line, from Serve's report of a replica whose constructor failed."""
     lines = [line for line in message.splitlines() if line and not line[0].isspace()]
     return lines[-1].partition("Error: ")[2] or lines[-1] if lines else "the replicas failed to start"
 
 
 def _check_addresses(settings: Settings, ray_address: str | None) -> None:
-    """Fail at once where Ray would fail after seconds or wait indefinitely. Raises ScaleError."""
+    """Fail at once if Ray would fail after seconds or wait indefinitely. Raises ScaleError."""
     if ray_address is None:
         try:
             for probe in bind(settings.host, settings.port):
@@ -172,12 +172,12 @@ def _check_addresses(settings: Settings, ray_address: str | None) -> None:
 
 
 def leave(_number: int, _frame: FrameType | None) -> NoReturn:
-    """A signal handler that ends the process with status 0."""
+    """Exit with status 0 on a signal."""
     raise SystemExit(0)
 
 
 def reload(_number: int, _frame: FrameType | None) -> None:
-    """A signal handler that says what is read again without it."""
+    """On a signal, log which files are read again without it."""
     say("replicas read a changed token file by themselves, within seconds; a new certificate takes a restart")
 
 

@@ -1,4 +1,4 @@
-"""One `/metrics` for a fleet: the proxy sends a scrape to any replica, so each knows what all of them report."""
+"""One `/metrics` for a fleet: the proxy sends a scrape to any replica, so each collects the reports of all."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 from cloud.telemetry import log
 
 HUB = "outrider-metrics"
-#: what a replica reported longer ago than this is left out: it is gone
+#: reports older than this are left out: their replica is gone
 FRESH_SECONDS = 30.0
-#: seconds that a replica's start waits for the hub at most
+#: most seconds that a replica's start waits for the hub
 HUB_SECONDS = 5.0
 DIFFER = "replicas behind this address compute differently: an answer cannot go on on another one"
 _SERVED = re.compile(rb"^outrider:build_info\{(.*)\} ", re.MULTILINE)
@@ -29,18 +29,18 @@ class Hub:
         self._reports: dict[str, tuple[float, bytes]] = {}
 
     def put(self, replica: str, text: bytes) -> None:
-        """Keep what a replica reports."""
+        """Store a replica's report."""
         self._reports[replica] = self._clock(), text
 
     def all(self) -> dict[str, bytes]:
-        """The fresh reports by replica."""
+        """Return the fresh reports by replica."""
         now = self._clock()
         self._reports = {name: kept for name, kept in self._reports.items() if now - kept[0] <= FRESH_SECONDS}
         return {name: text for name, (_, text) in self._reports.items()}
 
 
 def merge(reports: Mapping[str, bytes]) -> bytes:
-    """All reports in Prometheus' text format as one; each sample has its replica as a label."""
+    """Merge all reports in Prometheus' text format; each sample has its replica as a label."""
     families: dict[bytes, tuple[list[bytes], list[bytes]]] = {}
     for replica, text in sorted(reports.items()):
         label, family = b'replica="%b"' % replica.encode(), b""
@@ -58,7 +58,7 @@ def merge(reports: Mapping[str, bytes]) -> bytes:
 
 
 def disagreement(reports: Mapping[str, bytes]) -> str:
-    """Return what keeps answers from moving between these replicas (other targets, drafters, arithmetics), or ""."""
+    """Return why answers cannot move between these replicas (different targets, drafters or arithmetics), or ""."""
     served: dict[str, list[str]] = {}
     for replica, text in sorted(reports.items()):
         if found := _SERVED.search(text):
@@ -71,14 +71,14 @@ def disagreement(reports: Mapping[str, bytes]) -> str:
 
 
 class FleetMetrics:
-    """One replica's side. own: its own report."""
+    """The metrics of one replica in a fleet. own: its own report."""
 
     def __init__(self, replica: str, own: Callable[[], bytes]) -> None:
         self._replica, self._own = replica, own
         self._compared = False
 
     def report(self) -> None:
-        """Tell the hub, without waiting; the first time compare with what the others serve."""
+        """Send the report to the hub without waiting; the first time compare it with those of the others."""
         _hub().put.remote(self._replica, self._own())
         if not self._compared:
             self._compared = True
@@ -86,7 +86,7 @@ class FleetMetrics:
                 log.error(DIFFER, served=differ)
 
     async def text(self) -> bytes:
-        """The whole fleet's report; this replica's alone where the hub does not answer."""
+        """Return the whole fleet's report; this replica's alone if the hub does not answer."""
         own = self._own()
         try:
             reports = await _hub().all.remote()
@@ -96,18 +96,18 @@ class FleetMetrics:
 
 
 def reports_now() -> dict[str, bytes]:
-    """The fleet's fresh reports; none where the hub does not answer."""
+    """Return the fleet's fresh reports; none if the hub does not answer."""
     import ray
 
     try:
         reports: dict[str, bytes] = ray.get(_hub().all.remote(), timeout=HUB_SECONDS)
-    except Exception:  # Ray raises many, and a replica is healthy without a hub
+    except Exception:  # Ray raises many kinds, and a replica is healthy without a hub
         return {}
     return reports
 
 
 def _hub() -> Any:
-    """The fleet's hub, which the first replica starts. It outlives replicas; the driver ends it."""
+    """Return the fleet's hub, which the first replica starts. It outlives replicas; the driver ends it."""
     import ray
 
     options = {"name": HUB, "namespace": "serve", "get_if_exists": True, "lifetime": "detached", "num_cpus": 0}

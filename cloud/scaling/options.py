@@ -1,4 +1,4 @@
-"""How many replicas there are, and what each of them gets."""
+"""Options of a fleet: the number of replicas and the resources of each."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Proxy(StrEnum):
 
 
 class ScaleError(Exception):
-    """The replicas cannot be run as asked; one clear line."""
+    """The replicas cannot be run as requested; one clear line."""
 
 
 class Scale(BaseModel):

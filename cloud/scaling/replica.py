@@ -1,4 +1,4 @@
-"""One replica as Ray Serve runs it, and the Serve application made of replicas."""
+"""A replica in Ray Serve, and the Serve application made of replicas."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ REPLICA_HEADER = b"x-replica"
 
 
 class Replica:
-    """One verifier in a process of its own, as Serve drives it. Loads in the constructor, so once per process.
+    """A verifier in its own process, run by Serve. It loads in the constructor, so once per process.
 
     vLLM's other tensor-parallel ranks are processes beside it, on the GPUs that Ray has given it.
     """
@@ -32,7 +32,7 @@ class Replica:
         self._settings, self._verifier = settings, load_verifier(settings)
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
-        """Serve asks for the app after the constructor and runs its lifespan, which starts the engine thread."""
+        """Return the app; Serve calls this after the constructor and runs the lifespan, which starts the engine."""
         from ray import serve
 
         from cloud.app import App
@@ -42,9 +42,9 @@ class Replica:
         return _Ingress(App(self._verifier, self._settings, metrics=self._fleet.text).asgi, name)
 
     def check_health(self) -> None:
-        """Asked by Serve every few seconds; a replica that raises is replaced.
+        """Raise if unhealthy; Serve calls this every few seconds and then replaces the replica.
 
-        A changed token file is noticed here, and what the replica reports goes to the fleet's metrics.
+        It also notices a changed token file, and sends the replica's report to the fleet's metrics.
         """
         from cloud.telemetry import log
 
@@ -58,7 +58,7 @@ class Replica:
 
 
 class _Ingress:
-    """Bounds frames as the plain server does, because Serve's proxy passes far larger ones, and names the replica."""
+    """Limits frames like the plain server, as Serve's proxy passes far larger ones, and names the replica."""
 
     def __init__(self, app: ASGIApp, replica: str) -> None:
         self._app, self._header = app, (REPLICA_HEADER, replica.encode())
@@ -81,7 +81,7 @@ class _Ingress:
 
 
 def build(args: dict[str, Any]) -> Any:
-    """The Serve application, for `serve run` and `serve deploy` with `import_path: cloud.scale:build`.
+    """Return the Serve application, for `serve run` and `serve deploy` with `import_path: cloud.scale:build`.
 
     `args` are Scale's fields and the verifier's settings side by side, as in `replicas: 2` and `max_model_len: 4096`.
     Raises ScaleError with one clear line.
@@ -102,10 +102,10 @@ def build(args: dict[str, Any]) -> Any:
 
 
 def application(scale: Scale, settings: Settings, attempts: int = 5) -> Any:
-    """The Serve application of validated settings, which travel to the replicas as they are.
+    """Return the Serve application of validated settings, which are sent to the replicas unchanged.
 
-    `attempts`: how often a replica may fail to load before the deployment counts as failed. Raises ScaleError where
-    scale and settings contradict each other.
+    `attempts`: how often a replica may fail to load before the deployment counts as failed. Raises ScaleError if scale
+    and settings contradict each other.
     """
     from ray import serve
 

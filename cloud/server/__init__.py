@@ -1,1 +1,1 @@
-"""What the verifier answers on the network: WebSocket, HTTP, limits, pages."""
+"""The verifier's network side: WebSocket, HTTP, limits, pages."""

@@ -1,4 +1,4 @@
-"""Who may use the verifier, and how much of it: a file of hashed tokens with limits, reloaded on SIGHUP.
+"""The accounts that may use the verifier, with their limits: a file of hashed tokens, reloaded on SIGHUP.
 
     # name     sha256 of the token, hex      last day (optional, UTC)   limits (all optional)
     app-1      9f86d081884c7d65...           2027-06-30                 sessions=32 connections=64 verifies=100
@@ -25,7 +25,7 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 class AuthError(RuntimeError):
-    """The token file cannot be used; one line that says where and why."""
+    """The token file cannot be used; one line with the place and the reason."""
 
 
 class TokenLine(NamedTuple):
@@ -39,7 +39,7 @@ class TokenLine(NamedTuple):
 
 @dataclass
 class Accounts:
-    """All accounts by token digest. Without a file there is a single account for everybody, without limits."""
+    """All accounts by token digest. Without a file there is a single account for everyone, without limits."""
 
     path: Path | None = None
     clock: Callable[[], float] = time.monotonic
@@ -63,7 +63,7 @@ class Accounts:
         return self.path is not None
 
     def authenticate(self, token: str | None) -> Account | None:
-        """The token's account, expired or not, or None. Takes the same time whichever it is, or if there is none."""
+        """Return the token's account, expired or not, or None. Takes the same time in all of these cases."""
         if not self.required:
             return self._everybody
         digest = hashlib.sha256((token or "").encode("utf-8", "surrogateescape")).digest()
@@ -81,7 +81,7 @@ class Accounts:
     def reload(self) -> tuple[int, int]:
         """Read the file again, and return how many tokens are new and how many were revoked.
 
-        Accounts of the same name and limits keep their debts and connections, with another expiry too; removed and
+        Accounts of the same name and limits keep their debts and connections, even if the expiry changed; removed and
         changed ones are revoked. Raises AuthError and changes nothing if the file cannot be used.
         """
         assert self.path is not None
@@ -102,7 +102,7 @@ class Accounts:
 
 
 def _version(path: Path) -> tuple[int, int] | None:
-    """Tells whether a file has changed."""
+    """Return values that change when the file does."""
     try:
         status = path.stat()
     except OSError:
@@ -158,5 +158,5 @@ def parse_accounts(path: Path, data: bytes) -> list[TokenLine]:
 
 
 def limit_type(limit: Field[Any]) -> Callable[[str], float]:
-    """Return what reads a limit from text."""
+    """Return the parser of a limit."""
     return int if isinstance(limit.default, int) else float

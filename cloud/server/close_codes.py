@@ -1,4 +1,4 @@
-"""Why the verifier closes a WebSocket."""
+"""Codes with which the verifier closes a WebSocket."""
 
 from __future__ import annotations
 

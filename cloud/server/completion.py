@@ -1,4 +1,4 @@
-"""Completions by the target alone: a session of the engine, and what is recorded of it."""
+"""Completions by the target alone: a session of the engine, and its record for metrics and log."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from outrider_core.protocol.wire import (
 )
 
 RETRY_SECONDS = 1
-#: how often a waiting request checks that the engine thread is alive
+#: seconds between checks of a waiting request that the engine thread is alive
 POLL_SECONDS = 1.0
 
 
@@ -44,7 +44,7 @@ POLL_SECONDS = 1.0
 class Drawn:
     """A token. finish_reason: set on the last one. is_text: False for a token that ends the answer.
 
-    chances: where they were asked for.
+    chances: if requested.
     """
 
     token: int
@@ -57,7 +57,7 @@ class EngineSession:
     """A session of the engine in which the target decodes `ids` alone, until it is done or closed.
 
     Replies wait here for a slow reader, at most `max_new` of them. The engine's session is freed with the last reply,
-    whether or not the client has read it. `account` has counted it among its streams already; `close` takes it off.
+    whether or not the client has read it. `account` already counts it among its streams; `close` ends that.
     """
 
     def __init__(
@@ -92,13 +92,13 @@ class EngineSession:
         verifier.submit(self._round)
 
     async def opened(self) -> None:
-        """Wait until the engine has opened the session. Raises ApiError where it cannot."""
+        """Wait until the engine has opened the session. Raises ApiError if it cannot."""
         reply, _, _ = await self._next()
         if not isinstance(reply, Opened):
             raise _failed()
 
     async def tokens(self) -> AsyncIterator[Drawn]:
-        """Tokens as the target draws them. Raises ApiError where the engine fails."""
+        """Yield tokens as the target draws them. Raises ApiError if the engine fails."""
         done = False
         while not done:
             reply, done, chances = await self._next()
@@ -111,7 +111,7 @@ class EngineSession:
 
     @property
     def drafted(self) -> tuple[int, int]:
-        """Nodes verified for it beyond plain decoding, and those that were the target's own."""
+        """Return how many nodes were verified for it beyond plain decoding, and how many the target drew too."""
         return self._round.drafted, self._round.accepted
 
     def close(self) -> None:
@@ -123,7 +123,7 @@ class EngineSession:
             self._verifier.submit(EngineRequest(self._session, Close(0), lambda reply, done: None))
 
     def _opened(self, reply: Reply, done: bool) -> None:
-        """Runs in the engine thread. Cancels the rest of OPEN, which would produce feature rows that are not read here.
+        """Cancel the rest of OPEN, whose feature rows are not needed. Runs in the engine thread.
 
         The GENERATE that follows fills the KV cache without them.
         """
@@ -131,7 +131,7 @@ class EngineSession:
         self._post(reply, done and isinstance(reply, Error))
 
     def _post(self, reply: Reply, done: bool) -> None:
-        """Runs in the engine thread."""
+        """Deliver a reply. Runs in the engine thread."""
         with suppress(RuntimeError):  # the event loop has ended, and nothing waits for the reply
             self._loop.call_soon_threadsafe(self._deliver, reply, done, self._round.chances)
 
@@ -170,14 +170,14 @@ def _failed() -> ApiError:
 
 
 class CompletionRecord:
-    """Times and end of one completion, for metrics and the log. begun: time.perf_counter() when it was asked for."""
+    """Times and end of one completion, for metrics and the log. begun: time.perf_counter() at the request."""
 
     def __init__(self, metrics: Metrics, begun: float) -> None:
         self._metrics, self._begun, self._last = metrics, begun, begun
         self._tokens, self._finish = 0, ""
 
     def token(self) -> None:
-        """A token has come."""
+        """Note a token."""
         now = time.perf_counter()
         times = self._metrics.inter_token_seconds if self._tokens else self._metrics.first_token_seconds
         times.observe(now - self._last)
@@ -188,7 +188,7 @@ class CompletionRecord:
         self._finish = reason
 
     def close(self, **fields: object) -> None:
-        """Send nothing more. An unfinished one was abandoned by its client."""
+        """Note that nothing more is sent. An unfinished one was abandoned by its client."""
         reason, seconds = self._finish or ABORT, time.perf_counter() - self._begun
         self._metrics.finished.labels(reason).inc()
         self._metrics.request_seconds.observe(seconds)

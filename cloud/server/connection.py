@@ -48,7 +48,7 @@ from outrider_core.protocol.wire import (
 MAX_STREAMS = 16
 #: malformed frames that one connection may send
 MAX_MALFORMED = 100
-#: while more requests than this wait for the engine thread to admit them, nothing is read
+#: nothing is read while more requests than this wait for the engine thread to admit them
 MAX_BACKLOG = 2 * MAX_STREAMS
 
 #: seconds after which a device may try the same verifier again
@@ -57,12 +57,12 @@ BUSY_SECONDS = 1.0
 
 
 class Connection:
-    """Checks what a device sends, hands it to the engine and queues the answers in `outbox`.
+    """Checks a device's messages, passes them to the engine and queues the answers in `outbox`.
 
-    account: whose connection it is; its limits hold for all its connections together. streams_by_session: of all
-    connections of this process; a session OPENed here leaves the connection it was on. post(function, *args) runs
-    a function in the thread that calls `receive` (an event loop's call_soon_threadsafe). wake() is called when
-    `outbox` or `closing` has something new.
+    account: owner of the connection; its limits hold for all its connections together. streams_by_session: of all
+    connections of this process; a session OPENed here leaves the connection it was on. post(function, *args) runs a
+    function in the thread that calls `receive` (an event loop's call_soon_threadsafe). wake() is called when `outbox`
+    or `closing` has something new.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Connection:
         wake: Callable[[], None],
     ) -> None:
         self.outbox = Outbox()
-        self.closing: tuple[CloseCode, str] | None = None  # close code and reason, once the outbox is empty
+        self.closing: tuple[CloseCode, str] | None = None  # close code and reason, used once the outbox is empty
         self.greeted = False
         self._drafts = True  # the device has the drafter, and reads feature rows
         self.request_id = ""  # of the handshake, for the log
@@ -93,7 +93,7 @@ class Connection:
         return len(self._backlog) > MAX_BACKLOG
 
     def receive(self, frame: bytes) -> None:
-        """Handle one frame of any bytes."""
+        """Handle one frame, which may hold any bytes."""
         try:
             self._handle(decode_client(frame))
         except WireError as error:
@@ -108,12 +108,12 @@ class Connection:
         self._wake()
 
     def going_away(self) -> None:
-        """Tell the device that the verifier is shutting down. What is under way is still answered."""
+        """Tell the device that the verifier is shutting down. Requests in progress are still answered."""
         if self.greeted:
             self._error(ERR_GOING_AWAY, "the verifier is shutting down; OPEN elsewhere", retry_after=RESTART_SECONDS)
 
     def lost(self) -> None:
-        """The socket is gone: cancel its requests. Session records stay, to be resumed."""
+        """Cancel the requests of a closed socket. Session records stay, to be resumed."""
         for stream in list(self._streams.values()):
             self._unbind(stream)
 
@@ -209,7 +209,7 @@ class Connection:
             rules.add_done_callback(lambda future: self._post(partial(self._ready, stream, future)))
 
     def _ready(self, stream: Stream, rules: Future[Rules]) -> None:
-        """A stream's constraint is ready, or cannot be obeyed."""
+        """Continue a stream whose constraint is ready, or cannot be obeyed."""
         held, stream.held = stream.held, []
         failure = CancelledError() if rules.cancelled() else rules.exception()
         if failure or self._streams.get(stream.number) is not stream:
@@ -232,7 +232,7 @@ class Connection:
         if stream.round is not None:
             under_way = stream.round.message
             if type(under_way) is type(message) and under_way.seq == message.seq:  # type: ignore[union-attr]
-                return  # sent again by an impatient device; the reply to the first one will come
+                return  # an impatient device sent it again; the reply to the first one will come
             self._error(ERR_ORDER, f"seq {message.seq} came while another is under way; CANCEL that first", number)
             return
         if self._draining(number):
@@ -270,14 +270,14 @@ class Connection:
         return self._verifier.draining
 
     def _limited(self, number: int, **amounts: float) -> bool:
-        """Charge the account, or refuse if it is over its limits."""
+        """Charge the account; refuse the request if it is over its limits."""
         wait = self.account.charge(**amounts)
         if wait:
             self._error(ERR_BUSY, f"over this token's limit of {' or '.join(amounts)} per second", number, wait)
         return wait > 0
 
     def _request(self, stream: Stream, message: Open | Verify | Generate, **content: Any) -> EngineRequest:
-        """A request whose replies come back to this thread."""
+        """Make a request whose replies return to this thread."""
 
         def send(reply: Reply, done: bool) -> None:
             self._post(partial(self._deliver, stream, request, reply, done))
@@ -289,7 +289,7 @@ class Connection:
         return request
 
     def _submit(self, request: EngineRequest, stream: Stream | None = None) -> None:
-        """Hand a request over, behind those that `stream` holds."""
+        """Pass a request to the engine, after those that `stream` holds."""
         self._backlog.append(request)
         if stream and stream.held:
             stream.held.append(request)

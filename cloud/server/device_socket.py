@@ -1,4 +1,4 @@
-"""One device's WebSocket: moves frames between the socket and its `Connection`, within bounds on both sides."""
+"""A device's WebSocket: moves frames between the socket and its `Connection`, within limits on both sides."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from outrider_core.tracing import trace_of
 class DeviceSocket:
     """Moves frames between one WebSocket and its Connection.
 
-    streams_by_session: of all connections of this process; hello_seconds: how long a device may take to say HELLO.
+    streams_by_session: of all connections of this process; hello_seconds: time limit for a device's HELLO.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class DeviceSocket:
                 continue
             self._metrics.bytes_in.inc(len(frame))
             connection.receive(frame)
-            self._frames.take(1 + len(frame) // BYTES_PER_FRAME)  # a long one takes the loop's time like several
+            self._frames.take(1 + len(frame) // BYTES_PER_FRAME)  # a long one takes as much time as several
             if pause := self._frames.wait():
                 await asyncio.sleep(pause)  # nothing is read meanwhile: a flood fills its own socket
             while connection.outbox.crowded and connection.closing is None:
@@ -88,7 +88,7 @@ class DeviceSocket:
                 await asyncio.sleep(0.02)
 
     async def _send(self) -> None:
-        """Send what the Connection queues. Return once it wants the socket closed and everything is sent."""
+        """Send the frames that the Connection queues. Return once it wants the socket closed and everything is sent."""
         connection = self.connection
         while True:
             self._changed.clear()

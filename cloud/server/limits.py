@@ -1,7 +1,7 @@
-"""What a client may take of the verifier, all in one place: per account, per address and per process.
+"""The limits on a client's use of the verifier: per account, per address and per process.
 
-`docs/operating.md` has the table. An `Account` is the owner of a token; `Gate` counts raw sockets before anybody
-has shown a token. uvicorn's protocols, the app, connections and the HTTP endpoints ask here.
+`docs/operating.md` has the table. An `Account` is the owner of a token; `Gate` counts raw sockets before any token is
+known. uvicorn's protocols, the app, connections and the HTTP endpoints ask here.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from cloud.settings import Settings
 from cloud.telemetry.metrics import Metrics
 from outrider_core.serving import client_of, is_loopback
 
-if TYPE_CHECKING:  # uvicorn is not needed where the target runs on the device itself
+if TYPE_CHECKING:  # uvicorn is not needed if the target runs on the device itself
     from outrider_core.http_protocol import HttpProtocol
 
-#: seconds of its rate that an account may use at once
+#: seconds' worth of its rate that an account may use at once
 BURST = 3.0
 #: bytes of a request's text that count as a token before it is tokenised, and as one frame of a device
 BYTES_PER_TOKEN, BYTES_PER_FRAME = 4, 1 << 14
@@ -33,21 +33,21 @@ FRAMES_PER_SECOND = 200.0
 CONTROLS_PER_SECOND = 50.0
 #: fragments of one message; the size limit does not catch empty ones
 MAX_FRAGMENTS = 4096
-#: seconds that a device may take to say HELLO
+#: time limit for a device's HELLO, in seconds
 HELLO_SECONDS = 10.0
-#: seconds that a client may take for the headers of a request, or for a TLS handshake
+#: time limit for the headers of a request, or for a TLS handshake, in seconds
 REQUEST_SECONDS = 10.0
-#: seconds that a client may take from a message's first byte to its last
+#: time limit from a message's first byte to its last, in seconds
 MESSAGE_SECONDS = 20.0
-#: WebSockets of this process at a time; further ones get 503
+#: most WebSockets of this process; further ones get 503
 MAX_CONNECTIONS = 10_000
-#: seconds for which a client may read nothing of a reply that is sent to it
+#: seconds that a client may read nothing of a reply that is sent to it
 UNREAD = 60.0
-#: sockets of one address at a time, but half of all, where the settings name no number and other machines can connect
+#: most sockets of one address, though half of all, if the settings name no number and other machines can connect
 PER_ADDRESS = 1024
-#: where an app finds how much its WebSocket holds, in the state of the ASGI scope
+#: key of the bytes that an app's WebSocket holds, in the state of the ASGI scope
 WAITING = "outrider_waiting"
-#: open files of a process that the system does not bound
+#: open files of a process that the system does not limit
 MANY = 1 << 20
 #: descriptors for the listener, the log, the model's files and the like
 RESERVED_DESCRIPTORS = 64
@@ -57,8 +57,8 @@ RESERVED_DESCRIPTORS = 64
 class AccountLimits:
     """Limits of one account, from its line in the token file. The rates are per second.
 
-    sessions: streams open at a time, and records kept. connections: WebSockets at a time; 0: twice `sessions`.
-    waiting: bytes of messages and bodies that have begun and not ended.
+    sessions: most open streams, and records kept. connections: most WebSockets; 0: twice `sessions`. waiting: most
+    bytes of unfinished messages and bodies.
     """
 
     sessions: int = 32
@@ -80,7 +80,7 @@ class Bucket:
         self._level, self._at = rate * BURST, clock()
 
     def wait(self) -> float:
-        """Seconds until something may be taken; 0 if it may now."""
+        """Return the seconds until something may be taken; 0 if it may now."""
         if self._rate == float("inf"):
             return 0.0
         now = self._clock()
@@ -89,18 +89,18 @@ class Bucket:
         return 0.0 if self._level > 0 else (1.0 - self._level) / self._rate
 
     def take(self, amount: float) -> None:
-        """Use `amount`, even into debt. Raises ValueError on a negative one: nothing is given back."""
+        """Use `amount`, even into debt. Raises ValueError on a negative one, as nothing is given back."""
         if amount < 0:
             raise ValueError(f"a charge of {amount}")
         self._level -= amount
 
 
 class Account:
-    """One client of the verifier and the resources it holds.
+    """A client of the verifier and the resources it holds.
 
-    streams: sessions open on all its connections, completions that are being prepared included. connections: its
-    WebSockets. waiting: bytes of messages and bodies that have begun and not ended. expires: the last day, in UTC, on
-    which its token is valid. revoked: the token file no longer has it.
+    streams: sessions open on all its connections, completions in preparation included. connections: its WebSockets.
+    waiting: bytes of unfinished messages and bodies. expires: the last day, in UTC, on which its token is valid.
+    revoked: the token file no longer has it.
     """
 
     def __init__(
@@ -122,24 +122,24 @@ class Account:
 
     @property
     def ends_at(self) -> float:
-        """When its token ends, in seconds since 1970; infinity without an expiry."""
+        """Return when its token ends, in seconds since 1970; infinity without an expiry."""
         if self.expires is None:
             return float("inf")
         return datetime.combine(self.expires, datetime.max.time(), UTC).timestamp()
 
     @property
     def crowded(self) -> bool:
-        """Return whether all its connections are taken."""
+        """Return whether all its connections are in use."""
         return self.connections >= (self.limits.connections or 2 * self.limits.sessions)
 
     @property
     def busy(self) -> bool:
-        """Return whether all its sessions are taken."""
+        """Return whether all its sessions are in use."""
         return self.streams >= self.limits.sessions
 
     @property
     def overfull(self) -> bool:
-        """Return whether too many bytes wait for the rest of their messages."""
+        """Return whether its unfinished messages hold too many bytes."""
         return self.waiting > self.limits.waiting
 
     def charge(self, **amounts: float) -> float:
@@ -155,12 +155,12 @@ class Account:
             self._buckets[kind].take(amount)
 
     def scoped(self, session: bytes) -> bytes:
-        """The verifier's own id [16 bytes] of this account's session: no account can name another's."""
+        """Return the verifier's own id [16 bytes] of this account's session, so that no account can name another's."""
         return hashlib.blake2b(session, digest_size=16, key=hashlib.sha256(self.name.encode()).digest()).digest()
 
 
 class RefusalReason(StrEnum):
-    """Why a handshake, request or socket was refused or cut; the label of `outrider:refused_total`."""
+    """Reason for refusing or cutting a handshake, request or socket; the label of `outrider:refused_total`."""
 
     NOT_READY = "not_ready"
     ORIGIN = "origin"
@@ -184,7 +184,7 @@ class RefusalReason(StrEnum):
 
 
 class Gate:
-    """Raw sockets by address, with or without an account, and the deadlines that all sockets have. See SocketBounds."""
+    """Counts raw sockets by address, with or without an account, and sets the deadlines of all. See SocketBounds."""
 
     def __init__(self, settings: Settings, metrics: Metrics) -> None:
         self.request_seconds, self.message_seconds = REQUEST_SECONDS, MESSAGE_SECONDS
@@ -196,9 +196,9 @@ class Gate:
         self._total, self._metrics = 0, metrics
 
     def enter(self, protocol: HttpProtocol) -> bool:
-        """Count a socket that has just been accepted. False: it is to be cut, and was not counted.
+        """Count a socket that has just been accepted. False: it must be cut, and was not counted.
 
-        Where there are too many, the one goes whose client has asked nothing for longest and may still ask.
+        If there are too many, the one is cut whose client has been idle for longest and may still ask.
         """
         address = client_of(protocol.address)
         if self._total >= self.most_sockets and not _spare(protocol, None):
@@ -213,7 +213,7 @@ class Gate:
         return True
 
     def leave(self, address: str) -> None:
-        """A counted socket is gone."""
+        """Remove a socket that is gone from the count."""
         address = client_of(address)
         self._total -= 1
         self._sockets[address] -= 1
@@ -222,12 +222,12 @@ class Gate:
         self._metrics.sockets.set(self._total)
 
     def refused(self, reason: str) -> None:
-        """Count what was refused or cut."""
+        """Count a refused or cut one."""
         self._metrics.refused.labels(reason).inc()
 
 
 def _spare(protocol: HttpProtocol, address: str | None) -> bool:
-    """Cut a connection that is only kept, of this address or of any. False: there is none."""
+    """Cut an idle kept connection, of this address or of any. False: there is none."""
     kept = [one for one in protocol.connections if isinstance(one, type(protocol)) and one.kept]
     kept = [one for one in kept if not one.transport.is_closing() and address in (None, client_of(one.address))]
     if kept:
@@ -236,15 +236,15 @@ def _spare(protocol: HttpProtocol, address: str | None) -> bool:
 
 
 def descriptors() -> int:
-    """Return how many files and sockets this process may have open."""
-    import resource  # not everywhere, and not needed where the target runs on the device itself
+    """Return how many files and sockets this process may open."""
+    import resource  # not available everywhere, and not needed if the target runs on the device itself
 
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return MANY if soft == resource.RLIM_INFINITY else soft
 
 
 def raise_descriptors() -> None:
-    """Let this process open as many files and sockets as the system allows. For one that is a verifier only."""
+    """Let this process open as many files and sockets as the system allows. Only for a process that is a verifier."""
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -1,8 +1,8 @@
-"""The OpenAI API by the verifier's engine: the target decodes alone.
+"""The OpenAI API on the verifier's engine: the target decodes alone.
 
-Each choice is a session of its own in the engine: OPEN, GENERATE, and CLOSE in every case, also when the client
-hangs up. It is sampled as for a device (`outrider_core.protocol.sampling`), so a seed gives the same text here and
-there. No request text is logged.
+Each choice is its own session in the engine: OPEN, GENERATE, and always CLOSE, also when the client hangs up. It is
+sampled as for a device (`outrider_core.protocol.sampling`), so a seed gives the same text here and there. No request
+text is logged.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class EngineBackend:
 
     Args:
         tokenizer: The target's own; chat completions are refused if it has no template.
-        admit: Returns the account that asks, or raises ApiError.
-        gate: Counts what is refused.
+        admit: Returns the requesting account, or raises ApiError.
+        gate: Counts refusals.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class EngineBackend:
     ) -> None:
         self.aliases: Sequence[str] = ()
         self.verifier, self.model, self.tokenizer, self.admit, self.gate = verifier, model, tokenizer, admit, gate
-        self._worker = FairWorker("tokenizer")  # a long prompt would hold up the event loop
+        self._worker = FairWorker("tokenizer")  # a long prompt would block the event loop
 
     def begin(self, request: HTTPConnection) -> EngineCompletion:
         """See Backend."""
@@ -72,14 +72,14 @@ class EngineBackend:
         return EngineCompletion(self, account, request)
 
     def charge(self, account: Account, prompt: int) -> None:
-        """Charge a prompt's tokens. Each token written counts as a verify, charged when it comes. Raises ApiError."""
+        """Charge a prompt's tokens. Each token written is charged as a verify when it comes. Raises ApiError."""
         if wait := account.charge(prefill=prompt, verifies=0):
             self.gate.refused(RefusalReason.RATE)
             text = "over this token's limit of tokens per second"
             raise ApiError(429, text, None, "rate_limit_exceeded", math.ceil(wait))
 
     async def tokenize(self, account: Account, asked: ApiRequest) -> list[int]:
-        """Return token ids of the prompt. Raises ApiError where it cannot be one here."""
+        """Return token ids of the prompt. Raises ApiError if it is unusable here."""
         ids = await self._worker.run(account.name, partial(self._encode, asked))
         if not ids:
             raise ApiError(400, "the chat template makes an empty prompt of these messages", "messages")
@@ -92,7 +92,7 @@ class EngineBackend:
         return ids
 
     def _encode(self, asked: ApiRequest) -> list[int]:
-        """Runs in the tokenizer's thread."""
+        """Encode the prompt. Runs in the tokenizer's thread."""
         prompt = asked.plain_prompt
         if asked.conversation is None:
             return prompt if isinstance(prompt, list) else self.tokenizer.encode_prompt(prompt)
@@ -104,7 +104,7 @@ class EngineBackend:
             raise ApiError(400, f"the chat template of {self.model} refuses this: {error}", "messages") from None
 
     async def rules(self, account: Account, constraint: Constraint | None, ids: list[int]) -> Rules | None:
-        """Return rules of an answer to `ids`, or None where it has none. Raises ApiError on those it cannot obey.
+        """Return rules of an answer to `ids`, or None without a constraint. Raises ApiError on unsupported ones.
 
         Compiling ends soon after this is cancelled.
         """
@@ -125,7 +125,8 @@ class EngineBackend:
 class EngineCompletion:
     """A session of the engine for each choice, one after another. See Completion.
 
-    The account counts one stream for it, from here on, so that what waits to be read and tokenised is bounded too.
+    The account counts one stream for it from its creation, so that requests waiting to be read and tokenised are
+    limited too.
     """
 
     _asked: ApiRequest
@@ -142,7 +143,8 @@ class EngineCompletion:
     async def prepare(self, asked: ApiRequest, size: int) -> ReplyWriter:
         """See Completion. Every choice reads the prompt anew, and is charged for it.
 
-        It is charged by its bytes before it is tokenised, however that ends; a schema's are never given back.
+        A prompt is charged by its bytes before it is tokenised, whatever the result; the charge for a schema is never
+        given back.
         """
         backend, paid = self._backend, size // BYTES_PER_TOKEN
         backend.charge(self._account, paid)
@@ -156,7 +158,7 @@ class EngineCompletion:
         prompt_text = partial(backend.tokenizer.decode, self._ids)
         self._writer = asked.writer(backend.model, self._verifier.target_hash, len(self._ids), prompt_text)
         self._record = CompletionRecord(self._verifier.metrics, self._begun)
-        self._session = await self._opened(0)  # before a stream begins, so that a refusal has a status of its own
+        self._session = await self._opened(0)  # before a stream begins, so that a refusal gets its own status
         return self._writer
 
     async def parts(self) -> AsyncIterator[Delta | Ending]:

@@ -23,7 +23,7 @@ class Outbox:
         self._messages.append(encode(message))
 
     def put_features(self, stream: int, rows: PackedRows) -> None:
-        """Queue rows in place of those that the stream still has to send."""
+        """Queue rows, replacing those that the stream still has to send."""
         if len(rows):
             self._features[stream] = rows
 
@@ -37,7 +37,7 @@ class Outbox:
         return len(self._messages) > MAX_WAITING
 
     def next(self) -> bytes | None:
-        """The next frame to send, or None."""
+        """Return the next frame to send, or None."""
         if self._messages:
             return self._messages.popleft()
         if not self._features:
@@ -47,5 +47,5 @@ class Outbox:
         start = max(rows.start, rows.stop - FEATURE_CHUNK // rows.shape.nbytes)
         block = rows.block(start, rows.stop)
         rows.truncate(start)
-        self.put_features(stream, rows)  # behind the other streams'
+        self.put_features(stream, rows)  # after the other streams'
         return encode(Features(stream, start, block))

@@ -1,7 +1,7 @@
 """The web page that drafts in a browser, and the bundle it drafts with, served at `/`.
 
-Every file has a route of its own, so nothing else can be asked for. The page may run its own scripts only,
-contacts only verifiers, and is isolated from other pages, as WebAssembly's threads want it.
+Every file has its own route, so nothing else can be requested. The page may run its own scripts only, contacts only
+verifiers, and is isolated from other pages, as WebAssembly's threads require.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from cloud.telemetry import log
 from outrider_core.drafting.bundle import SERVER_HALF_FILE
 from outrider_core.serving import PageRules, is_loopback
 
-#: what `make web` writes
+#: files that `make web` writes
 BUILT = Path(__file__).parents[2] / "browser_runtime" / "dist" / "page"
-#: of its understudy, what a browser reads
+#: files of its understudy that a browser reads
 UNDERSTUDY_FILES = ("manifest.json", "target.onnx", "target.onnx.data")
-#: of a bundle's files; anything else may mean something in a path or in a route
+#: allowed names of a bundle's files; other characters may have a meaning in a path or a route
 PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 #: `wss:` and this machine: the page's settings may name another verifier
 POLICY = (
@@ -55,9 +55,9 @@ class PageError(RuntimeError):
 
 
 def find_page(settings: Settings) -> Path | None:
-    """The folder that `settings` names, or on loopback the one that is built, if there is any.
+    """Return the folder that `settings` names, or on loopback the built one, if there is any.
 
-    Raises PageError where what is named does not exist.
+    Raises PageError if the named folder does not exist.
     """
     folder = settings.page
     if folder is None:
@@ -70,7 +70,7 @@ def find_page(settings: Settings) -> Path | None:
 def page_routes(settings: Settings, pages: PageRules) -> list[Route]:
     """Return routes of the page that `find_page` finds, and of its bundle, under hosts that are not rebound.
 
-    Raises PageError where what is named does not exist.
+    Raises PageError if the named folder does not exist.
     """
     folder = find_page(settings)
     if folder is None:
@@ -84,7 +84,7 @@ def page_routes(settings: Settings, pages: PageRules) -> list[Route]:
 
 
 def _bundle_files(settings: Settings) -> Iterator[Path]:
-    """The files that the page fetches of its bundle. Raises PageError."""
+    """Yield the files that the page fetches of its bundle. Raises PageError."""
     folder, manifest = settings.page_bundle, settings.page_bundle / "manifest.json"
     if not manifest.is_file():
         if settings.page is None:
@@ -107,7 +107,7 @@ def _bundle_files(settings: Settings) -> Iterator[Path]:
 
 
 def _served(path: Path, pages: PageRules) -> Callable[[Request], Any]:
-    """GET and HEAD of one file, compressed where a compressed copy lies beside it."""
+    """Answer GET and HEAD of one file, compressed if there is a compressed copy beside it."""
     media_type = TYPES.get(path.suffix) or mimetypes.guess_type(path.name)[0] or "application/octet-stream"
     small = path.with_name(path.name + ".gz")
 

@@ -73,7 +73,7 @@ class Verifier:
         self.draining = False
 
     def calibrate(self, known: StepCosts | None = None) -> None:
-        """Time steps of several sizes, so that `tree_budget` follows what trees cost here. Call it before `start`.
+        """Time steps of several sizes, so that `tree_budget` follows the cost of trees here. Call it before `start`.
 
         known: from an earlier start; they are timed again while the verifier is idle.
         """
@@ -91,7 +91,7 @@ class Verifier:
         )
 
     def reload_tokens(self) -> None:
-        """Read the token file again and log what that changed; a file that cannot be used changes nothing."""
+        """Read the token file again and log the changes; an unusable file changes nothing."""
         try:
             new, revoked = self.accounts.reload()
         except AuthError as error:
@@ -113,12 +113,12 @@ class Verifier:
         self.batcher.start()
 
     def drain(self) -> None:
-        """Accept nothing new."""
+        """Stop accepting."""
         self.draining = True
         self.metrics.draining.set(1)
 
     def stop(self) -> None:
-        """End the engine thread after the step under way, and the runner."""
+        """End the engine thread after the running step, and the runner."""
         self.drain()
         self.batcher.stop()
         self.constraints.close()
@@ -137,7 +137,7 @@ class Verifier:
 
     @property
     def idle(self) -> bool:
-        """Return whether no request is under way."""
+        """Return whether no request is in progress."""
         return self.batcher.idle
 
     @property
@@ -150,7 +150,7 @@ class Verifier:
         self.batcher.submit(request)
 
     def refusal(self, sampling: Sampling) -> str:
-        """Return why nothing can be drawn by these parameters; "" if it can."""
+        """Return why these parameters cannot be sampled with; "" if they can."""
         if not self._top or sampling.greedy or 0 < sampling.top_k <= self._top:
             return ""
         return (
@@ -159,7 +159,7 @@ class Verifier:
         )
 
     def welcome(self) -> Welcome:
-        """Return what a device learns in the handshake."""
+        """Return the handshake's message to a device."""
         return Welcome(
             PROTOCOL_VERSION,
             self.target_hash,

@@ -8,7 +8,7 @@ from cloud.engine.request import EngineRequest
 
 
 class Stream:
-    """A session on this connection. session_id: the verifier's own id of it. leave(stream): take it off its connection.
+    """A session on this connection. session_id: the verifier's own id of it. leave(stream): disconnects it.
 
     opening and round: its requests to the engine, an OPEN and a VERIFY or GENERATE. held: requests that wait until the
     OPEN's constraint is ready, the OPEN first.
@@ -21,7 +21,7 @@ class Stream:
         self.held: list[EngineRequest] = []
 
     def cancel(self) -> None:
-        """Give up its requests."""
+        """Cancel its requests."""
         for request in (self.opening, self.round):
             if request is not None:
                 request.cancelled = True

@@ -10,13 +10,13 @@ from cloud.settings import Settings
 
 
 class CertificateError(RuntimeError):
-    """The certificate or its key cannot be used. One line that says why."""
+    """The certificate or its key cannot be used. One line with the reason."""
 
 
 class Certificate:
     """A certificate and its key in files. Raises CertificateError if they cannot be used.
 
-    context: shows new connections what was read last. expires: when that ends, in seconds since 1970.
+    context: presents the certificate that was read last to new connections. expires: its end, in seconds since 1970.
     """
 
     def __init__(self, chain: Path, key: Path) -> None:
@@ -27,7 +27,7 @@ class Certificate:
 
     @classmethod
     def of(cls, settings: Settings) -> Certificate | None:
-        """Return that of --ssl-certfile and --ssl-keyfile, None without them. Raises CertificateError."""
+        """Return the certificate of --ssl-certfile and --ssl-keyfile, None without them. Raises CertificateError."""
         if settings.ssl_certfile is None or settings.ssl_keyfile is None:
             return None
         return cls(settings.ssl_certfile, settings.ssl_keyfile)
@@ -35,7 +35,7 @@ class Certificate:
     def reload(self) -> bool:
         """Read the files again. Returns whether they have changed. Raises CertificateError and changes nothing."""
         try:
-            read = tuple(path.read_bytes() for path in (self._chain, self._key))  # a clear error where ssl gives none
+            read = tuple(path.read_bytes() for path in (self._chain, self._key))  # a clearer error than ssl's
             if read == self._shown:
                 return False
             for context in (_new_context(), self.context):  # tried on another first: a half-read pair would stay

@@ -1,4 +1,4 @@
-"""uvicorn's WebSocket protocol with bounds that it lacks: on slow messages, what is not read, pings."""
+"""uvicorn's WebSocket protocol, with limits on slow messages, unread replies and pings."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Waiting:
         self._account = account
 
     def hold(self, amount: int) -> bool:
-        """Return what is held now. False: too much for the account, where there is more than before."""
+        """Set the bytes held now. False: too much for the account, and more than before."""
         more, self.bytes = amount - self.bytes, amount
         if self._account is not None:
             self._account.waiting += more
@@ -46,7 +46,7 @@ class Waiting:
 
 
 class WebSocketProtocol(WebSocketsSansIOProtocol):
-    """Cuts sockets whose client does not read, does not finish its messages, or floods outside of any backpressure."""
+    """Cuts sockets whose client does not read, does not finish its messages, or floods outside of backpressure."""
 
     def __init__(self, gate: Gate, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -64,7 +64,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._message.lift()
         self._waiting.hold(0)
-        self._gate.leave(self._address)  # the HttpProtocol has entered it
+        self._gate.leave(self._address)  # the HttpProtocol has counted it
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -83,17 +83,17 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         self._message.lift()
 
     def _unfinished(self) -> None:
-        if self.read_paused:  # it is this side that reads no further
+        if self.read_paused:  # this side has paused reading
             self._message.lift()
             self._message.keep("message", self._gate.message_seconds)
         else:
             self._fail(RefusalReason.SLOW_MESSAGE, "a message was not finished in time")
 
     def _fail(self, reason: RefusalReason, text: str) -> None:
-        """Close the socket and forget what it holds, so that the account's other sockets do not suffer for it."""
+        """Close the socket and drop what it holds, so that the account's other sockets are not affected."""
         self.frames, self._fragments = [], 0
         if not self.close_sent and not self.transport.is_closing():
-            self.conn.fail(CloseCode.POLICY, text)  # from here on what comes is thrown away
+            self.conn.fail(CloseCode.POLICY, text)  # later bytes are discarded
             self.handle_parser_exception()
         self._waiting.hold(len(self.conn.reader.buffer))
         self._gate.refused(reason)

@@ -1,8 +1,8 @@
 """The verifier's log: `from cloud import log; log.info("loaded", model=name)`.
 
-Inside another program the verifier prints nothing by itself. Where the program has configured structlog, events go
-there; otherwise they go to the standard logger "cloud", which discards them until the program configures `logging`.
-`python -m cloud.verifier` and the replicas of `python -m cloud.scale` call `write_to_stderr`.
+Inside another program the verifier prints nothing by itself. If the program has configured structlog, events go there;
+otherwise they go to the standard logger "cloud", which discards them until the program configures `logging`. `python -m
+cloud.verifier` and the replicas of `python -m cloud.scale` call `write_to_stderr`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def exception(event: str, **values: object) -> None:
 
 
 def _log(method: str, event: str, values: dict[str, object]) -> None:
-    """Never raises: what a log cannot take is dropped and counted."""
+    """Log an event. Never raises: values that cannot be logged are dropped and counted."""
     global _failed
     try:
         if structlog.is_configured():
@@ -56,12 +56,12 @@ def _log(method: str, event: str, values: dict[str, object]) -> None:
 
 
 def dropped() -> int:
-    """Lines of this process that could not be logged: disk full, reader gone or stalled."""
+    """Return how many lines of this process could not be logged: disk full, reader gone or stalled."""
     return _failed + (_sink.dropped if _sink is not None else 0)
 
 
 def settle() -> None:
-    """Wait, for at most a second, until what was logged is written."""
+    """Wait, for at most a second, until all logged lines are written."""
     if _sink is not None:
         _sink.settle()
 
@@ -84,7 +84,7 @@ def write_to_stderr(settings: Settings) -> None:
         wrapper_class=structlog.make_filtering_bound_logger(level),
         logger_factory=structlog.WriteLoggerFactory(stream),
     )
-    # libraries' own warnings come out in the same shape
+    # libraries' own warnings get the same form
     handler = logging.StreamHandler(stream)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(

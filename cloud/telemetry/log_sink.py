@@ -12,7 +12,7 @@ from queue import Full, Queue
 
 #: lines that wait for a slow reader; further ones are dropped
 MAX_LINES = 1024
-#: how long the end of the process waits for lines that are still to be written
+#: seconds that the end of the process waits for unwritten lines
 LAST_LINES = 1.0
 
 
@@ -61,11 +61,11 @@ class LogSink(io.TextIOBase):
             self._lines.task_done()
 
     def _write(self, line: bytes) -> None:
-        """Raises OSError, with `_torn` set where a part was written."""
+        """Write a line. Raises OSError, with `_torn` set if a part was written."""
         rest = memoryview(line)
         while rest:
             with suppress(BlockingIOError):
                 rest = rest[os.write(self._descriptor, rest) :]
                 self._torn = len(rest) < len(line)
                 continue
-            time.sleep(0.02)  # somebody has made the pipe non-blocking, and it is full
+            time.sleep(0.02)  # another process has made the pipe non-blocking, and it is full

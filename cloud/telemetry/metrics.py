@@ -1,7 +1,7 @@
-"""What `/metrics` reports, in Prometheus' text format.
+"""The metrics of `/metrics`, in Prometheus' text format.
 
-Names are vLLM's, under our own prefix, where they mean the same, so that dashboards carry over. Nothing here has a
-label for a session, a prompt or a client's address.
+Names are vLLM's, under our own prefix, if they mean the same, so that dashboards carry over. Nothing here has a label
+for a session, a prompt or a client's address.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ ABORT, ERROR = "abort", "error"
 
 
 class Metrics:
-    """One verifier's metrics. Any thread may update them."""
+    """The metrics of one verifier. Any thread may update them."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -114,9 +114,9 @@ class Metrics:
         self._build = Info("outrider:build", "Version, target and drafter", registry=self.registry)
 
     def serving(self, **facts: str) -> None:
-        """Report version, target, drafter and how the target is computed."""
+        """Report version, target, drafter and arithmetic."""
         self._build.info(facts)
 
     def text(self) -> bytes:
-        """All metrics, for a scrape."""
+        """Return all metrics, for a scrape."""
         return generate_latest(self.registry)

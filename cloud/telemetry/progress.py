@@ -18,13 +18,13 @@ WAITING = "another process makes the 8-bit copy of the target; waiting for it"
 
 
 class BuildProgress(Protocol):
-    """Reports how the build goes."""
+    """Reports the progress of the build."""
 
     def step(self, done: int, steps: int) -> None:
-        """`done` of `steps` steps are done."""
+        """Report that `done` of `steps` steps are done."""
 
     def waiting(self) -> None:
-        """Another process builds this copy; wait for it."""
+        """Report that another process builds this copy, and this one waits."""
 
 
 class LogLines:
@@ -47,7 +47,7 @@ class LogLines:
 class Bar:
     """`BuildProgress` as a bar on a terminal, and as a line if `console` is not one. Use it as a context manager.
 
-    else_shown: what a terminal shows while nothing is built; "" for nothing.
+    else_shown: shown on a terminal while nothing is built; "" for nothing.
     """
 
     def __init__(self, console: Console, else_shown: str = "") -> None:
@@ -64,7 +64,7 @@ class Bar:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._bar.live.is_started:  # else rich writes an empty line where there is no terminal
+        if self._bar.live.is_started:  # else rich writes an empty line if there is no terminal
             self._bar.stop()
 
     def step(self, done: int, steps: int) -> None:

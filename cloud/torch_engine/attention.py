@@ -23,9 +23,9 @@ ATTENTION = "outrider_pool"
 class RowSpan:
     """Tokens begin..end-1 of the packed row: one session's. They see pool rows base..base+seen-1.
 
-    mask: additive [end - begin, seen] in the model's dtype, once per query head of a KV head (see `attend_pool`),
-    or None where all is seen (one token) or `causal` says it (a prompt's first chunk). window_mask: of layers with a
-    sliding window, or None if that is longer than what is seen.
+    mask: additive [end - begin, seen] in the model's dtype, once per query head of a KV head (see `attend_pool`), or
+    None if everything is seen (one token) or `causal` implies it (a prompt's first chunk). window_mask: of layers with
+    a sliding window, or None if the window is longer than what is seen.
     """
 
     begin: int
@@ -39,10 +39,10 @@ class RowSpan:
 
 @dataclass(frozen=True)
 class SpanPlan:
-    """What one forward does with the pool.
+    """A forward's use of the pool.
 
-    keys, values: one tensor [rows, kv_heads, head_dim] per layer. rows [tokens] int64: where each new token's key and
-    value go. A step may have more rows than tokens; the rest has no keys and attends to nothing.
+    keys, values: one tensor [rows, kv_heads, head_dim] per layer. rows [tokens] int64: rows for each new token's key
+    and value. A step may have more rows than tokens; the others have no keys and attend to nothing.
     """
 
     keys: Sequence[Tensor]
@@ -52,7 +52,7 @@ class SpanPlan:
 
 
 def span_plan(store: KVStore, parts: Sequence[Part], rows: Tensor, group: int, window: int = 0) -> SpanPlan:
-    """The plan of these parts, packed one behind the other.
+    """Make the plan of these parts, packed one after the other.
 
     group: query heads that share a KV head. window: tokens that layers with a sliding window see, 0: there are none.
     """
@@ -71,11 +71,11 @@ def span_plan(store: KVStore, parts: Sequence[Part], rows: Tensor, group: int, w
 
 
 def span_mask(past: int, chain: int, tree: TokenTree, dtype: torch.dtype, window: int = 0) -> Tensor | None:
-    """Additive mask [n, past + n] for `chain` tokens in a row and a tree below the last, n = both together.
+    """Return an additive mask [n, past + n] for `chain` tokens in a row and a tree below the last, n = both together.
 
-    Everything sees the past; the chain is causal; nodes see the chain, their ancestors and themselves. None: so it is
-    without a mask. window: and nothing sees what lies so many positions back.
-    It is additive because sdpa turns a boolean mask into this form again in every layer.
+    All tokens see the past; the chain is causal; nodes see the chain, their ancestors and themselves. None: no mask is
+    needed for that. window: tokens see nothing this many positions back. It is additive because sdpa converts a boolean
+    mask to this form again in every layer.
     """
     nodes = len(tree)
     total = chain + nodes
@@ -105,11 +105,11 @@ def attend_pool(
     sliding_window: int | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """Write key and value [1, kv_heads, T, head_dim] to the pool, then attend as the plan says.
+    """Write key and value [1, kv_heads, T, head_dim] to the pool, then attend by the plan.
 
     query [1, heads, T, head_dim] -> [1, T, heads, head_dim]. The mask of transformers is not used. sliding_window: of
-    this layer, if it has one; it is the plan's then. Query heads that share a KV head become rows of one head, so that
-    its keys are read once; in a trial on a CPU in bfloat16 that was faster for trees and several times as fast for
+    this layer, if it has one; it equals the plan's then. Query heads that share a KV head become rows of one head, so
+    that its keys are read once; in a trial on a CPU in bfloat16 that was faster for trees and several times as fast for
     single tokens.
     """
     keys, values, tokens = plan.keys[module.layer_idx], plan.values[module.layer_idx], len(plan.rows)

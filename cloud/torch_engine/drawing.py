@@ -19,18 +19,18 @@ from outrider_core.protocol.constraint import Adjustment
 from outrider_core.protocol.sampling import Sampling
 
 _MASK = 0xFFFFFFFF
-#: numbers of one float64 array while tokens are drawn, at most: 256 MiB
+#: most numbers of one float64 array while tokens are drawn: 256 MiB
 _MOST_NUMBERS = 1 << 25
-#: a row of the logits, how to draw from it, and the absolute position that is drawn for
+#: a row of the logits, how to draw from it, and the absolute position of the draw
 Place = tuple[int, Sampling, int]
 
 
 class TorchLogits:
     """`cloud.engine.runner.Logits` on a device: values [n, vocab] in any float format.
 
-    depths: of each row, how far below its tree's root it lies; 0 begins another tree. On a GPU the first draw from a
-    root draws for its whole tree, with the root's sampling and the positions that follow, so that one pass and one
-    copy to the host serve the walk down; what has been adjusted is drawn when it is asked for.
+    depths: of each row, its depth below its tree's root; 0 begins another tree. On a GPU the first draw from a root
+    draws for its whole tree, with the root's sampling and the positions that follow, so that one pass and one copy to
+    the host serve the walk down; adjusted draws are made on demand.
     """
 
     def __init__(self, values: Tensor, depths: Sequence[int] = ()) -> None:
@@ -58,7 +58,7 @@ class TorchLogits:
         positions: Sequence[int],
         adjustments: Sequence[Adjustment | None] = (),
     ) -> list[int]:
-        """The same, whole trees at a time."""
+        """Draw the same, whole trees at a time."""
         wanted: list[Place] = list(zip(rows, samplings, positions, strict=True))
         changes = adjustments or [None] * len(wanted)
         plain = [place for place, change in zip(wanted, changes, strict=True) if change is None]
@@ -75,7 +75,7 @@ class TorchLogits:
         return [adjusted[index] if index in adjusted else self._ahead[place] for index, place in enumerate(wanted)]
 
     def _tree(self, row: int, sampling: Sampling, position: int) -> Iterator[Place]:
-        """The row itself, and where it is a tree's root, all that is below."""
+        """Yield the row itself, and if it is a tree's root, all rows below."""
         yield row, sampling, position
         for below, depth in enumerate(self._depths[row + 1 :] if self._depths[row : row + 1] == [0] else (), row + 1):
             if depth == 0:
@@ -84,7 +84,7 @@ class TorchLogits:
 
     @torch.inference_mode()
     def chances(self, rows: Sequence[int], tokens: Sequence[int], top: int) -> list[Chances]:
-        """See Logits.chances. The rows travel to the host."""
+        """See Logits.chances. The rows are copied to the host."""
         host = HostLogits(self.values[list(rows)].to("cpu", torch.float64).numpy())
         return host.chances(range(len(rows)), tokens, top)
 
@@ -95,9 +95,9 @@ def draw_tokens(
     positions: Sequence[int],
     adjustments: Sequence[Adjustment | None] = (),
 ) -> list[int]:
-    """One token per row of logits [n, vocab], adjusted and drawn for absolute position positions[i].
+    """Draw one token per row of logits [n, vocab], each adjusted, for absolute position positions[i].
 
-    NO_TOKEN where a row's largest logit is not a finite number, as it is not where any of them is NaN.
+    NO_TOKEN if a row's largest logit is not finite, as is the case if any of them is NaN.
     """
     if logits.dtype not in (torch.float32, torch.float64):
         logits = logits.float()
@@ -112,7 +112,7 @@ def draw_on_device(
     positions: Sequence[int],
     adjustments: Sequence[Adjustment | None] = (),
 ) -> list[int]:
-    """The same on the logits' own device, in float64; [n, vocab] float32 or float64."""
+    """Draw the same on the logits' own device, in float64; [n, vocab] float32 or float64."""
     if any(adjustment is not None for adjustment in adjustments):
         logits = _adjusted(logits, adjustments)
     tokens = _first_argmax(logits)
@@ -128,7 +128,7 @@ def draw_on_device(
 
 
 def _adjusted(logits: Tensor, adjustments: Sequence[Adjustment | None]) -> Tensor:
-    """outrider_core.protocol.constraint.adjusted for rows [n, vocab], in torch: a copy in float64."""
+    """Compute outrider_core.protocol.constraint.adjusted for rows [n, vocab], in torch: a copy in float64."""
     x = logits.to(torch.float64, copy=True)
     for row, adjustment in enumerate(adjustments):
         if adjustment is None:
@@ -141,20 +141,20 @@ def _adjusted(logits: Tensor, adjustments: Sequence[Adjustment | None]) -> Tenso
 
 
 def _first_argmax(x: Tensor) -> Tensor:
-    """argmax over the last axis; ties go to the lowest id, on every device."""
+    """Compute argmax over the last axis; ties go to the lowest id, on every device."""
     ids = torch.arange(x.shape[-1], device=x.device)
     return torch.where(x == x.amax(-1, keepdim=True), ids, x.shape[-1]).amin(-1)
 
 
 def _log_probs(logits: Tensor, samplings: Sequence[Sampling]) -> Tensor:
-    """outrider_core.protocol.sampling.log_probs for rows [n, vocab], none of them greedy, in torch: float64."""
+    """Compute outrider_core.protocol.sampling.log_probs for rows [n, vocab], none of them greedy, in torch: float64."""
     vocab = logits.shape[1]
     numbers = torch.tensor([[s.temperature, s.top_p, s.min_p] for s in samplings], dtype=torch.float64)
     temperature, top_p, min_p = numbers.to(logits.device).T[:, :, None]
     x = logits.double()
     x = (x - x.amax(-1, keepdim=True)) / temperature
     x = x - x.logsumexp(-1, keepdim=True)
-    cut = x.amax(-1, keepdim=True) + min_p.log()  # -inf where min_p is 0
+    cut = x.amax(-1, keepdim=True) + min_p.log()  # -inf if min_p is 0
     if any(0 < s.top_k < vocab or s.top_p < 1.0 for s in samplings):
         ordered = x.sort(descending=True, stable=True).values
         last = torch.tensor([[(s.top_k if 0 < s.top_k < vocab else vocab) - 1] for s in samplings], device=x.device)
@@ -163,11 +163,11 @@ def _log_probs(logits: Tensor, samplings: Sequence[Sampling]) -> Tensor:
         reached = mass >= top_p * mass[:, -1:]  # its own last sum, as in protocol.sampling
         nucleus = ordered.gather(1, reached.int().argmax(-1, keepdim=True))
         cut = cut.maximum(torch.where(top_p < 1.0, nucleus.maximum(least), least))
-    return torch.where(x >= cut, x, float("-inf"))  # not normalised again: that moves no argmax
+    return torch.where(x >= cut, x, float("-inf"))  # not normalised again: that does not change the argmax
 
 
 def _noise_keys(samplings: Sequence[Sampling], positions: Sequence[int], device: torch.device) -> Tensor:
-    """outrider_core.protocol.noise.noise_key of several draws: int64 [n] that hold 32 bits."""
+    """Compute outrider_core.protocol.noise.noise_key of several draws: int64 [n] that hold 32 bits."""
     pairs = zip(samplings, positions, strict=True)
     low, high, position = torch.tensor([[s.seed & _MASK, s.seed >> 32, at & _MASK] for s, at in pairs], device=device).T
     key = _fmix32(_fmix32(low + 0x9E3779B9 & _MASK) ^ high)
@@ -175,7 +175,7 @@ def _noise_keys(samplings: Sequence[Sampling], positions: Sequence[int], device:
 
 
 def _fmix32(h: Tensor) -> Tensor:
-    """outrider_core.protocol.noise.fmix32 on int64 that hold 32 bits."""
+    """Compute outrider_core.protocol.noise.fmix32 on int64 that hold 32 bits."""
     h = h ^ (h >> 16)
     h = h * 0x85EBCA6B & _MASK
     h = h ^ (h >> 13)
@@ -184,7 +184,7 @@ def _fmix32(h: Tensor) -> Tensor:
 
 
 def _gumbel(keys: Tensor, vocab: int) -> Tensor:
-    """outrider_core.protocol.noise.gumbel_noise for several keys: float64 [len(keys), vocab]."""
+    """Compute outrider_core.protocol.noise.gumbel_noise for several keys: float64 [len(keys), vocab]."""
     tokens = _fmix32(torch.arange(vocab, device=keys.device) + 0x9E3779B9 & _MASK)
     h = _fmix32(tokens[None] ^ keys[:, None])
     return -torch.log(-torch.log((h.double() + 0.5) / 4294967296.0))

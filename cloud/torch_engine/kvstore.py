@@ -26,7 +26,7 @@ class KVStore:
             tensor.index_copy_(0, target, tensor.index_select(0, source))
 
     def gather(self, layers: Sequence[int], rows: Sequence[int]) -> Tensor:
-        """[rows, layers, kv_heads * 2 * head_dim]: of each of these rows, layers and heads the key, then the value."""
+        """Return [rows, layers, kv_heads * 2 * head_dim]: for each row, layer and head the key, then the value."""
         index = torch.tensor(rows, device=self.device)
         both = [torch.stack([self.keys[layer][index], self.values[layer][index]], 2) for layer in layers]
         return torch.stack(both, 1).flatten(2)

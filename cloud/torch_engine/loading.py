@@ -38,7 +38,7 @@ def load_model(settings: Settings, source: TargetSource) -> ServedModel:
 
 
 def torch_model(target: Target, drafter: LoadedDrafter | None, settings: Settings) -> ServedModel:
-    """A loaded target and drafter, to be served. The target's attention is replaced: use its model nowhere else.
+    """Prepare a loaded target and drafter for serving. The target's attention is replaced: use its model nowhere else.
 
     Raises DrafterError if the drafter does not belong to the target.
     """

@@ -20,7 +20,7 @@ _ROW_SCALE = ((2, 1), (48, 4), (128, 8), (256, 16), (512, 32))
 
 
 def padded_rows(tokens: int) -> int:
-    """The number of rows with which a step of `tokens` tokens runs.
+    """Return the number of rows with which a step of `tokens` tokens runs.
 
     oneDNN compiles and keeps kernels for each number of rows it meets, some megabytes each, so a server that meets all
     of them grows for hours. About fifty sizes are enough: above 16 tokens, padding adds less than a fifth to a step.
@@ -59,7 +59,7 @@ class TorchRunner(ModelRunner):
                 kept += range(root, end)
                 depths += (0, *part.tree.depths)
             begin = end
-        # prefill alone needs no logits, but the model must be given some row
+        # prefill alone needs no logits, but the model must get some row
         keep = [*kept, *[0] * (padded_rows(max(1, len(kept))) - len(kept))]
         written = torch.from_numpy(rows[:count]).to(self.device)
         output = self.model(

@@ -1,1 +1,1 @@
-"""The target on somebody else's server, vLLM or SGLang, over HTTP: no weights here, and no torch."""
+"""The target on another server, vLLM or SGLang, over HTTP: no weights here, and no torch."""

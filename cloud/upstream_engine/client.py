@@ -1,4 +1,4 @@
-"""HTTP client of a vLLM or SGLang server: the likeliest tokens behind each token of a text."""
+"""HTTP client of a vLLM or SGLang server: returns the likeliest tokens after each token of a text."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from outrider_core.targets.source import TargetError
 TopRow = dict[int, float]
 #: likeliest tokens of a row to ask for: the most that the server allows. vLLM's own limit is 20.
 TOPS = (64, 20, 1)
-#: probability of a row's tokens at most, as rounded; memory that nobody has written holds more
+#: largest sum of a row's probabilities, as rounded; uninitialised memory exceeds it
 MOST_MASS = 1.01
-#: seconds that the server may take to answer
+#: time limit for the server's answer, in seconds
 TIMEOUT = 60.0
-#: holds the key that the server asks for
+#: environment variable with the server's key
 KEY_VARIABLE = "UPSTREAM_API_KEY"
 
 
 class UpstreamError(RuntimeError):
-    """The server does not answer, or refuses. status: that of HTTP, 0 without an answer."""
+    """The server does not answer, or refuses. status: HTTP's, 0 without an answer."""
 
     def __init__(self, text: str, status: int = 0) -> None:
         super().__init__(text)
@@ -36,7 +36,7 @@ class UpstreamError(RuntimeError):
 
 
 class Scored(NamedTuple):
-    """rows: behind the wanted tokens of a text, then behind each of `written` but the last. written: greedily."""
+    """rows: after the wanted tokens of a text, then after each of `written` but the last. written: greedily."""
 
     rows: list[TopRow]
     written: list[int]
@@ -45,7 +45,7 @@ class Scored(NamedTuple):
 class Upstream(ABC):
     """A server at `url`. top: likeliest tokens that it returns per row. positions: tokens of its longest text.
 
-    vocab_size: of the target that it is to serve. release: its version.
+    vocab_size: of the target that it should serve. release: its version.
     """
 
     name: str
@@ -56,9 +56,9 @@ class Upstream(ABC):
         self.url, self.positions, self.vocab_size, self.top = url, positions, vocab_size, 1
 
     def score(self, text: Sequence[int], wanted: int, ahead: int) -> Scored:
-        """Return rows behind the last `wanted` tokens of `text`, and what the server writes on, `ahead` tokens at most.
+        """Return rows after the last `wanted` tokens of `text`, and the server's continuation, at most `ahead` tokens.
 
-        Raises UpstreamError, also if that is not what the server returns: a row too few would shift the others.
+        Raises UpstreamError, also if the reply has another shape: a missing row would shift the others.
         """
         try:
             scored = rows, written = self._score(text, wanted, ahead)
@@ -78,7 +78,7 @@ class Upstream(ABC):
 
     @abstractmethod
     def _score(self, text: Sequence[int], wanted: int, ahead: int) -> Scored:
-        """See score. Raises UpstreamError, or anything if the reply is not understood."""
+        """Implement score. Raises UpstreamError, or any exception if the reply is not understood."""
 
 
 class Vllm(Upstream):
@@ -89,8 +89,8 @@ class Vllm(Upstream):
     def _score(self, text: Sequence[int], wanted: int, ahead: int) -> Scored:
         """See Upstream.
 
-        The rows of tokens whose keys and values were in the server's prefix cache are not computed, and what it returns
-        for them is uninitialised memory, or status 400 if there are no numbers in that. They are asked for one by one.
+        The server does not compute rows of tokens whose keys and values are in its prefix cache, and returns
+        uninitialised memory for them, or status 400 if that holds no numbers. They are requested one by one.
         """
         sampling = {"max_tokens": ahead, "temperature": 0, "logprobs": self.top, "detokenize": False}
         if wanted > 1:
@@ -117,7 +117,7 @@ class Vllm(Upstream):
         return Scored(rows, choice["token_ids"])
 
     def _one_by_one(self, text: Sequence[int], wanted: int, count: int) -> list[TopRow]:
-        """The first `count` of the wanted rows."""
+        """Return the first `count` of the wanted rows."""
         begin = len(text) - wanted + 1
         return [self.score(text[:end], 1, 1).rows[0] for end in range(begin, begin + count)]
 
@@ -128,7 +128,7 @@ class Sglang(Upstream):
     name, version_path = "sglang", "/get_server_info"
 
     def _score(self, text: Sequence[int], wanted: int, ahead: int) -> Scored:
-        """See Upstream. Its prefix cache is read up to `logprob_start_len`, so all rows behind that are computed."""
+        """See Upstream. Its prefix cache is read up to `logprob_start_len`, so all rows after that are computed."""
         said = call(
             self.url,
             "/generate",
@@ -147,7 +147,7 @@ class Sglang(Upstream):
 
 
 def connect(url: str, vocab_size: int) -> Upstream:
-    """Find out what serves at `url`, and try it. Raises TargetError with one line that says what to change."""
+    """Identify the server at `url`, and test it. Raises TargetError with one line that says what to change."""
     try:
         (model, *_) = call(url, "/v1/models")["data"]
         kinds: dict[str, type[Upstream]] = {kind.name: kind for kind in (Vllm, Sglang)}
@@ -174,7 +174,7 @@ _kept = threading.local()
 
 
 def call(url: str, path: str, body: object = None) -> Any:
-    """Return the JSON that a POST of `body`, or a GET, is answered with. Each thread keeps its connection.
+    """Return the JSON reply to a POST of `body`, or to a GET. Each thread keeps its connection.
 
     Raises UpstreamError, or ValueError if it is not JSON.
     """

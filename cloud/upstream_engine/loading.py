@@ -19,7 +19,7 @@ from outrider_core.targets.weights import read_json
 def load_model(settings: Settings, source: TargetSource) -> ServedModel:
     """Connect to the server of --upstream, which must serve the target in `source`.
 
-    Of the target's files its tokenizer and configuration are read here. Raises TargetError or DrafterError.
+    Only the target's tokenizer and configuration are read here. Raises TargetError or DrafterError.
     """
     folder, drafter_hash = model_folder(source), ""
     identity = source.identity if folder == source.path else model_identity(folder)

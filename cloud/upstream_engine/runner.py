@@ -1,4 +1,4 @@
-"""`cloud.engine.runner.ModelRunner` over a server's likeliest tokens: a pool row holds nothing but a token id."""
+"""`cloud.engine.runner.ModelRunner` over a server's likeliest tokens: a pool row holds only a token id."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ MOST_AHEAD = 16
 
 
 class TopLogits:
-    """`cloud.engine.runner.Logits` of which the likeliest tokens alone are known, by their log probabilities.
+    """`cloud.engine.runner.Logits` of which only the likeliest tokens are known, by their log probabilities.
 
-    Draws are exact for greedy decoding, and where top_k cuts off what is unknown.
+    Draws are exact for greedy decoding, and if top_k cuts off the unknown tokens.
     """
 
     def __init__(self, rows: Sequence[TopRow], vocab_size: int) -> None:
@@ -46,21 +46,21 @@ class TopLogits:
         return HostLogits(values).draw(range(len(rows)), samplings, positions, adjustments)
 
     def chances(self, rows: Sequence[int], tokens: Sequence[int], top: int) -> list[Chances]:
-        """See Logits.chances; of no more tokens than are known."""
+        """See Logits.chances; at most as many tokens as are known."""
         ordered = [sorted(self._rows[row].items(), key=lambda each: (-each[1], each[0])) for row in rows]
         first = [(token, self._rows[row][token]) for row, token in zip(rows, tokens, strict=True)]
         return [[told, *best[:top]] for told, best in zip(first, ordered, strict=True)]
 
 
 class _Ahead(NamedTuple):
-    """What the server wrote behind `text`."""
+    """The server's continuation of `text`."""
 
     text: list[int]
     scored: Scored
 
 
 class UpstreamRunner(ModelRunner):
-    """Has each root-to-leaf path of a step's trees scored, all at once, and streams written a few tokens ahead."""
+    """Scores each root-to-leaf path of a step's trees, all at once, and lets streams be written a few tokens ahead."""
 
     def __init__(self, server: Upstream, rows: int) -> None:
         self._server = server
@@ -70,7 +70,7 @@ class UpstreamRunner(ModelRunner):
 
     def forward(self, parts: Sequence[Part]) -> TopLogits:
         """See ModelRunner.forward. Raises UpstreamError."""
-        asked = list[tuple[list[int], Future[Scored]]]()  # the rows of the step that it brings
+        asked = list[tuple[list[int], Future[Scored]]]()  # the rows of the step that each request returns
         known, count = dict[int, TopRow](), 0
         streams = list[tuple[int, list[int], Future[Scored]]]()
         for part in parts:
@@ -96,7 +96,7 @@ class UpstreamRunner(ModelRunner):
         return TopLogits([known.get(row, {}) for row in range(count)], self._server.vocab_size)
 
     def _scored(self, part: Part, text: list[int], root: int) -> list[tuple[list[int], Future[Scored]]]:
-        """Ask for a tree's rows, each once. Nodes past the server's longest text are never drawn from."""
+        """Request a tree's rows, each once. Nodes past the server's longest text are never drawn from."""
         asked, seen, room = list[tuple[list[int], Future[Scored]]](), set[int](), self._server.positions - 1 - len(text)
         for leaf in range(len(part.tree)):
             if part.tree.children[leaf + 1]:
@@ -112,7 +112,7 @@ class UpstreamRunner(ModelRunner):
         return asked
 
     def _written(self, base: int, text: list[int]) -> TopRow | None:
-        """The row behind a text that goes on as the server wrote it ahead."""
+        """Return the row after a text that continues as the server wrote it ahead."""
         held = self._ahead.get(base)
         more = len(text) - len(held.text) if held else 0
         if held and 0 < more < len(held.scored.rows) and text == [*held.text, *held.scored.written[:more]]:
@@ -120,7 +120,7 @@ class UpstreamRunner(ModelRunner):
         return None
 
     def _next(self, base: int, text: list[int]) -> int:
-        """How many tokens to have written: twice as many as before, if those were the text's own."""
+        """Return how many tokens to request: twice as many as before, if those were right."""
         held, room = self._ahead.get(base), self._server.positions - len(text)
         follows = held is not None and text == [*held.text, *held.scored.written]
         return max(1, min(2 * len(held.scored.written), MOST_AHEAD, room)) if held and follows else 1
@@ -130,7 +130,7 @@ class UpstreamRunner(ModelRunner):
         self._tokens[list(targets)] = self._tokens[list(sources)]
 
     def gather(self, layers: Sequence[int], rows: Sequence[int]) -> NDArray[np.float32]:
-        """See ModelRunner.gather; there are keys and values of no layer."""
+        """See ModelRunner.gather; no layer has keys and values here."""
         return np.empty((len(rows), 0, 0), np.float32)
 
     def stop(self) -> None:

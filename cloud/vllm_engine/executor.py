@@ -1,4 +1,4 @@
-"""vLLM's engine in this process, without its scheduler, given steps that this verifier composes."""
+"""vLLM's engine in this process, without its scheduler, running steps that this verifier composes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from outrider_core.protocol.constraint import Adjustment
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.targets.source import TargetError
 
-#: in this process, with the model runner whose internals are used, and without reports to anybody
+#: in this process, with the model runner whose internals are used, and without usage reports
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_USE_V2_MODEL_RUNNER": "0",
@@ -28,7 +28,7 @@ ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
 }
-#: requests and tokens that vLLM runs at once; more of a step run behind them
+#: requests and tokens that vLLM runs at once; larger steps run in several batches
 MOST_REQUESTS, MOST_TOKENS = 256, 2048
 
 
@@ -51,9 +51,9 @@ class StepExecutor:
     ) -> None:
         """Load `folder`. blocks: of the KV cache. positions: tokens of the longest sequence.
 
-        dtype: "auto" is float32 on a CPU unless the weights are quantised, and else what vLLM takes. eager: no CUDA
+        dtype: "auto" is float32 on a CPU unless the weights are quantised, and vLLM's choice otherwise. eager: no CUDA
         graphs. ranks: that share the heads. Raises TargetError with one line if vLLM cannot run the model here, or
-        keeps anything but keys and values of each token for it.
+        caches anything but keys and values of each token for it.
         """
         os.environ.update(ENVIRONMENT)
         from vllm import EngineArgs
@@ -94,7 +94,7 @@ class StepExecutor:
             else:
                 self._steps = StepRunner(self._workers.driver_worker.worker.model_runner, block, eager)
             self.device = torch.device("cpu") if self.remote else self._steps.device
-            # kernels that do not take the model's shapes fail here
+            # kernels that do not support the model's shapes fail here
             first = PathRequest(0, np.zeros(1, np.int64), np.zeros(1, np.int64), [1], None)
             self.step(StepCommand([Run([first], [0])], [0], [0], (), (0,), ()))
         except Exception as error:  # vLLM raises many kinds
@@ -102,13 +102,13 @@ class StepExecutor:
 
     @property
     def dtype(self) -> str:
-        """The model's number format, such as "bfloat16", with its quantization, such as "bfloat16-awq"."""
+        """Return the model's number format, such as "bfloat16", with its quantization, such as "bfloat16-awq"."""
         model = self.config.model_config
         names = [str(model.dtype).removeprefix("torch."), *([model.quantization] if model.quantization else [])]
         return "-".join(names)
 
     def step(self, command: StepCommand) -> tuple[Logits, Tensor]:
-        """Run a step on all ranks. Returns its logits, and the keys and values that were asked for."""
+        """Run a step on all ranks. Returns its logits, and the requested keys and values."""
         if not self.remote:
             logits = self._steps.step(command.operations, command.order, command.depths)
             assert logits is not None
@@ -128,7 +128,7 @@ class StepExecutor:
 
 
 class RemoteLogits:
-    """`cloud.engine.runner.Logits` that the first rank keeps. drawn: a token of each row without adjustments."""
+    """`cloud.engine.runner.Logits` on the first rank. drawn: a token of each row without adjustments."""
 
     def __init__(self, workers: Any, drawn: Sequence[int]) -> None:
         self._workers, self._drawn = workers, drawn

@@ -22,9 +22,9 @@ from outrider_core.models.drafter_files import load_drafter
 from outrider_core.models.target import TargetFiles, longest_text, open_target
 from outrider_core.targets.source import TargetError, TargetSource
 
-#: slots of a KV cache block: the fewest that vLLM's fast kernels on CPUs and GPUs all take
+#: slots of a KV cache block: the fewest that vLLM's fast kernels on CPUs and GPUs all support
 BLOCK = 32
-#: scratch blocks at least, so that trees of several sessions run together
+#: least number of scratch blocks, so that trees of several sessions run together
 SCRATCH = 192
 
 
@@ -33,13 +33,13 @@ def load_model(settings: Settings, source: TargetSource) -> ServedModel:
 
     Raises TargetError or DrafterError with a message of one line.
     """
-    torch.set_num_threads(settings.threads or max(1, torch.get_num_threads() - 1))  # vLLM fixes their number
+    torch.set_num_threads(settings.threads or max(1, torch.get_num_threads() - 1))  # vLLM does not change it later
     drafter = load_drafter(expanded(settings.drafter)) if settings.drafter else None
     return vllm_model(open_target(source), drafter, settings)
 
 
 def vllm_model(files: TargetFiles, drafter: LoadedDrafter | None, settings: Settings) -> ServedModel:
-    """A target's files and a drafter, to be served. Raises TargetError or DrafterError."""
+    """Prepare a target's files and a drafter for serving. Raises TargetError or DrafterError."""
     shape = files.config
     if (getattr(shape, "rope_parameters", None) or {}).get("llama_4_scaling_beta"):
         raise TargetError(f"{files.name}: vLLM passes over its llama_4_scaling_beta; use --engine torch or onnx")
@@ -62,10 +62,10 @@ def vllm_model(files: TargetFiles, drafter: LoadedDrafter | None, settings: Sett
 
 
 def _start(files: TargetFiles, settings: Settings, layers: Sequence[int]) -> tuple[StepExecutor, VllmRunner]:
-    """Start vLLM on a target's folder, with a KV cache for the pool and for the paths of one tree at least."""
+    """Start vLLM on a target's folder, with a KV cache for the pool and for the paths of at least one tree."""
     shape = files.config
     pool, scratch = -(-settings.kv_tokens // BLOCK), max(SCRATCH, scratch_blocks(settings.max_nodes, BLOCK))
-    longest = max(settings.max_model_len, GRANULE + TIMED_TOKENS[-1])  # what is timed may be longer than any text
+    longest = max(settings.max_model_len, GRANULE + TIMED_TOKENS[-1])  # timed texts may be longer
     positions = min(longest, longest_text(shape))
     eager = settings.cuda_graphs == "off"
     ranks = settings.tensor_parallel_size

@@ -1,9 +1,9 @@
 """Lay out a step's trees as requests that vLLM can run: one for each root-to-leaf path, with no attention mask.
 
-Pool row r is slot r % B of block 1 + r // B; vLLM keeps block 0 for itself. A tree's first path runs in the session's
-own blocks. Every other path shares the full blocks before the tree, and has scratch blocks of its own from the block in
-which the tree begins. vLLM writes all keys and values of a layer before it reads any, so paths may even share blocks
-that the first one fills in the same step.
+Pool row r is slot r % B of block 1 + r // B; vLLM reserves block 0. A tree's first path runs in the session's own
+blocks. Every other path shares the full blocks before the tree, and has its own scratch blocks from the block in which
+the tree begins. vLLM writes all keys and values of a layer before it reads any, so paths may even share blocks that the
+first one fills in the same step.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ Ints = NDArray[np.int64]
 
 
 class PathRequest(NamedTuple):
-    """A request that lives for one step: `tokens` run behind `past` others, in these blocks.
+    """A request that lives for one step: `tokens` run after `past` others, in these blocks.
 
-    rows: for each token its row of the step. A token that several paths run has the same row in all of them.
-    copied: (source, target) if a block's first tokens must be copied before it runs.
+    rows: each token's row of the step. A token that several paths run has the same row in all of them. copied: (source,
+    target) if a block's first tokens must be copied before it runs.
     """
 
     past: int
@@ -35,18 +35,18 @@ class PathRequest(NamedTuple):
     copied: tuple[int, int] | None
 
     def slots(self, block: int) -> Ints:
-        """Where the tokens' keys and values are written."""
+        """Return the slots of the tokens' keys and values."""
         at = np.arange(self.past, self.past + len(self.tokens))
         return np.array(self.blocks)[at // block] * block + at % block
 
 
 @dataclass
 class Layout:
-    """What a step runs of some parts.
+    """The requests of some parts in a step.
 
-    wanted: rows whose logits are needed, by part, the root first; depths: how far below its root each is. elsewhere:
-    slots of tree nodes that are not in the pool row of their number, by that row. rows, scratch: rows, and scratch
-    blocks, that are taken.
+    wanted: rows whose logits are needed, by part, the root first; depths: the depth of each below its root. elsewhere:
+    slots of tree nodes that are not in the pool row of their number, by that row. rows, scratch: numbers of rows and of
+    scratch blocks in use.
     """
 
     requests: list[PathRequest] = field(default_factory=list)
@@ -57,7 +57,7 @@ class Layout:
     scratch: int = 0
 
     def add(self, other: Layout) -> None:
-        """Append what `PathLayout.of` has laid out behind this."""
+        """Append another layout, which `PathLayout.of` made to follow this one."""
         self.requests += other.requests
         self.wanted += other.wanted
         self.depths += other.depths
@@ -68,15 +68,15 @@ class Layout:
 class PathLayout:
     """Lays parts out. block: slots of a block. first_scratch: number of the first scratch block.
 
-    positions: tokens of the longest sequence. Nodes further down are never drawn from; they do not run, and their
-    logits are the root's.
+    positions: tokens of the longest sequence. Nodes further down are never drawn from; they do not run, and the root's
+    logits stand in for theirs.
     """
 
     def __init__(self, block: int, first_scratch: int, positions: int) -> None:
         self.block, self.first_scratch, self._positions = block, first_scratch, positions
 
     def of(self, part: Part, rows: int, scratch: int) -> Layout:
-        """The requests of a part, the first path before the others, where so many rows and blocks are taken."""
+        """Return the requests of a part, the first path first; `rows` and `scratch` blocks are in use already."""
         size, chain, tree = self.block, np.array(part.chain, np.int64), part.tree
         first = part.past + len(chain)  # position of the tree's first level
         depth = max(0, self._positions - first)
@@ -113,9 +113,9 @@ class PathLayout:
 
 
 def scratch_blocks(nodes: int, block: int) -> int:
-    """Return how many scratch blocks any tree of so many nodes may take."""
+    """Return the most scratch blocks that any tree of this many nodes needs."""
 
-    def most(paths: int) -> int:  # each begins at the end of a block at worst, and none is longer than what is left
+    def most(paths: int) -> int:  # at worst each begins at the end of a block, and none is longer than what is left
         longest = nodes + 1 - paths
         return paths * _blocks(block - 1 + longest, block)
 
@@ -123,10 +123,10 @@ def scratch_blocks(nodes: int, block: int) -> int:
 
 
 def _paths(tree: TokenTree, depth: int) -> Iterator[Sequence[int]]:
-    """Nodes of each root-to-leaf path of the first `depth` levels; one empty path if there are none.
+    """Yield the nodes of each root-to-leaf path of the first `depth` levels; one empty path if there are none.
 
-    The first path takes first children. So of every other node that is accepted the row has to be moved, as its number
-    is not its depth.
+    The first path takes first children. The row of any other accepted node has to be moved, as its number differs from
+    its depth.
     """
     if not len(tree) or not depth:
         yield ()

@@ -17,13 +17,13 @@ from outrider_core.targets.part import Part
 class VllmRunner(ModelRunner):
     """Runs steps as requests of their trees' paths; see `cloud.vllm_engine.paths`.
 
-    Of a tree's keys and values, those of accepted nodes alone are brought to their pool rows: the engine moves them,
-    and the next command does so first. With several ranks a step is one command: they draw from all rows at once, and
-    report the keys and values that it wrote, from which feature rows are made.
+    Only the keys and values of accepted nodes are brought to their pool rows: the engine moves them, and the next
+    command does so first. With several ranks a step is one command: they draw from all rows at once, and report the
+    keys and values that it wrote, from which feature rows are made.
     """
 
     def __init__(self, executor: StepExecutor, layout: PathLayout, scratch: int, layers: Sequence[int]) -> None:
-        """scratch: blocks for paths, enough for any one tree. layers: that feature rows are made from."""
+        """scratch: blocks for paths, enough for any one tree. layers: source of feature rows."""
         self._executor, self._layout, self._scratch, self._layers = executor, layout, scratch, list(layers)
         self._block = layout.block
         self._elsewhere: dict[int, int] = {}  # slots of the last step's nodes, by pool row
@@ -45,10 +45,10 @@ class VllmRunner(ModelRunner):
             found.append(max(1, len(rows)))
             batch.clear()
 
-        found = list[int]()  # rows of logits that each run brings
+        found = list[int]()  # rows of logits that each run returns
         for part in parts:
             laid = self._layout.of(part, step.rows, step.scratch)
-            if laid.scratch > self._scratch:  # bring all that has run to its pool rows
+            if laid.scratch > self._scratch:  # bring everything that has run to its pool rows
                 run()
                 tokens = 0
                 operations += self._copies([(slot, row + self._block) for row, slot in step.elsewhere.items()])
@@ -74,7 +74,7 @@ class VllmRunner(ModelRunner):
         return logits
 
     def _draws(self, parts: Sequence[Part]) -> list[tuple[Sampling, int]]:
-        """How ranks draw from each wanted row; nothing where one waits for what its answer's rules change."""
+        """Return how ranks draw from each wanted row; nothing if one waits for its answer's adjustment."""
         wanted = [part for part in parts if part.wanted]
         if not self._executor.remote or any(part.sampling is None for part in wanted):
             return []
@@ -108,7 +108,7 @@ class VllmRunner(ModelRunner):
         return [Copy(pairs)] if pairs else []
 
     def _take(self, parts: Sequence[Part]) -> Take:
-        """What the parts are about to write, to the ends of its blocks."""
+        """Return the slots that the parts will write, up to the ends of their blocks."""
         begins = [self._block + part.base + part.past for part in parts]
         ends = [begin + len(part) for begin, part in zip(begins, parts, strict=True)]
         ranges = [(begin, -(-end // self._block) * self._block) for begin, end in zip(begins, ends, strict=True)]

@@ -1,8 +1,8 @@
-"""One rank's share of a step: what touches vLLM's model runner and its KV cache.
+"""One rank's share of a step: the code that uses vLLM's model runner and its KV cache.
 
-With a single rank this runs in the verifier's process; with several, vLLM starts a worker process for each and
-`StepWorker` is what they answer to. All of vLLM that is not public API is used here and in `executor.py`.
-`tests/cloud/test_vllm.py` checks each of these internals; they are those of one release and its V1 model runner.
+With a single rank this runs in the verifier's process; with several, vLLM starts a worker process for each, which calls
+`StepWorker`. Only this file and `executor.py` use vLLM's internals. `tests/cloud/test_vllm.py` checks each of them;
+they are those of one release and its V1 model runner.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from outrider_core.protocol.constraint import Adjustment
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.targets.source import TargetError
 
-#: vLLM keeps what belongs to a forward in a global of the process
+#: vLLM keeps a forward's context in a global of the process
 _forward = threading.Lock()
 
 
@@ -33,7 +33,7 @@ class Copy(NamedTuple):
 
 
 class Take(NamedTuple):
-    """Parts are about to write these ranges of slots, and paths all from `scratch` on."""
+    """Announce that parts will write these ranges of slots, and paths all from `scratch` on."""
 
     ranges: list[tuple[int, int]]
     scratch: int
@@ -50,10 +50,10 @@ Operation = Copy | Take | Run
 
 
 class StepCommand(NamedTuple):
-    """A step. order: of the rows of logits that runs bring, one behind the other, which are the step's; depths: theirs.
+    """A step. order: the step's rows among the logits that its runs return one after the other; depths: of these rows.
 
-    draws: how to draw a token from each of these, and for which position, if ranks are to do so at once; else ().
-    layers, slots: keys and values to report once all has run.
+    draws: how to draw a token from each of these, and for which position, if ranks draw at once; else (). layers,
+    slots: keys and values to report once all has run.
     """
 
     operations: list[Operation]
@@ -67,7 +67,7 @@ class StepCommand(NamedTuple):
 class StepRunner:
     """vLLM's model runner in this process. block: slots of a KV cache block. eager: no CUDA graphs.
 
-    Raises TargetError unless all layers keep keys and values of each token, laid out as is known here.
+    Raises TargetError unless all layers cache keys and values of each token in a known layout.
     """
 
     def __init__(self, model_runner: Any, block: int, eager: bool) -> None:
@@ -87,15 +87,15 @@ class StepRunner:
         #: row of the step -> one of its tokens in the batch; token in the batch -> its row. None: no row twice
         self._tokens: Ints = self._wanted
         self._shared: tuple[Tensor, Tensor] | None = None
-        self._stale = set[int]()  # slots that hold something that is not a number
+        self._stale = set[int]()  # slots with values that are not numbers
         self._replace_inputs()
         if eager:  # a recorded graph has as many rows as the batch has tokens
             self._share_rows([layer.impl for layer in layers])
 
     @torch.inference_mode()
     def step(self, operations: Sequence[Operation], order: Sequence[int], depths: Sequence[int]) -> TorchLogits | None:
-        """Do all this, and return the logits of a step; None on ranks that have none."""
-        torch.get_num_threads()  # sets it for this thread: vLLM's CPU kernels check that it stays the same
+        """Run these operations, and return the logits of a step; None on ranks without logits."""
+        torch.get_num_threads()  # sets it for this thread: vLLM's CPU kernels check that it does not change
         found = list[Tensor]()
         for operation in operations:
             match operation:
@@ -154,7 +154,7 @@ class StepRunner:
             self._stale.update(slots[~finite[: len(slots)].cpu().numpy()].tolist())
 
     def _order(self) -> list[PathRequest]:
-        """The requests in the order of the batch."""
+        """Return the requests in the order of the batch."""
         return [self._requests[int(name.partition(".")[2])] for name in self._runner.input_batch.req_ids]
 
     def _copy(self, pairs: Sequence[tuple[int, int]]) -> None:
@@ -166,9 +166,9 @@ class StepRunner:
             keys[to, at], values[to, at] = keys[block, slot], values[block, slot]
 
     def _clean(self, ranges: Sequence[tuple[int, int]], scratch: int) -> None:
-        """Empty slots that are taken over, if they hold something that is not a number.
+        """Empty reused slots that hold values which are not numbers.
 
-        An attention kernel reads whole blocks, and what it masks out must still be numbers.
+        An attention kernel reads whole blocks, and values that it masks out must still be numbers.
         """
         taken = [slot for slot in self._stale if slot >= scratch or any(begin <= slot < end for begin, end in ranges)]
         if not taken:
@@ -182,7 +182,7 @@ class StepRunner:
         return slots // self._block, slots % self._block
 
     def _cells(self, cache: Tensor) -> tuple[Tensor, Tensor]:
-        """Views of a layer's keys and values, each [blocks, block, kv_heads, head_dim].
+        """Return views of a layer's keys and values, each [blocks, block, kv_heads, head_dim].
 
         A cache is [blocks, kv_heads, block, a key then its value]; but on a CPU each head of a block has its keys
         first, dimension by dimension, then its values.
@@ -208,14 +208,14 @@ class StepRunner:
             raise TargetError(f"its configuration has vLLM keep keys and values as {kept}; remove its kv_cache_scheme")
 
     def _layer_names(self) -> list[str]:
-        """Of the attention layers, in the order of the model."""
+        """Return the names of the attention layers, in the order of the model."""
         from vllm.model_executor.models.utils import extract_layer_index
 
         names: list[str] = list(self._runner.kv_cache_config.kv_cache_groups[0].layer_names)
         return sorted(names, key=extract_layer_index)
 
     def _replace_inputs(self) -> None:
-        """Let vLLM compute the logits of the rows that are wanted, where it would take each request's last.
+        """Let vLLM compute the logits of the wanted rows instead of each request's last.
 
         The only place that selects rows of logits. Outside of `run`, nothing changes.
         """
@@ -234,7 +234,7 @@ class StepRunner:
         self._runner._prepare_inputs = prepared
 
     def _share_rows(self, attentions: Sequence[Any]) -> None:
-        """Run a token that several paths have once, but for attention, where each path has its own.
+        """Run a token that several paths share once, except for attention, where each path has its own.
 
         The token has the same prefix in all of them, so its row is the same.
         """
@@ -275,7 +275,7 @@ class StepRunner:
 
 
 class StepWorker:
-    """What each of vLLM's worker processes has beside its own methods, if there are several ranks."""
+    """Methods added to each of vLLM's worker processes, if there are several ranks."""
 
     model_runner: Any
     rank: int
@@ -286,7 +286,7 @@ class StepWorker:
         self._outrider_logits: TorchLogits | None = None
 
     def outrider_step(self, command: StepCommand) -> tuple[list[int], Tensor]:
-        """Run a step. Returns the tokens to be drawn, of the first rank alone, and this rank's keys and values."""
+        """Run a step. Returns the drawn tokens, on the first rank alone, and this rank's keys and values."""
         self._outrider_logits = logits = self._outrider.step(command.operations, command.order, command.depths)
         tokens = list[int]()
         if logits is not None and command.draws:
@@ -310,7 +310,7 @@ class StepWorker:
 
 
 def _prompt(request: PathRequest) -> Ints:
-    """Token ids from the sequence's first on; those that have keys and values already are not looked at."""
+    """Return token ids from the sequence's start; vLLM ignores those that have keys and values already."""
     return np.concatenate([np.zeros(request.past, np.int64), request.tokens])
 
 
@@ -321,7 +321,7 @@ def check_rounding(model: torch.nn.Module) -> None:
     for module in model.modules():
         kernel = getattr(getattr(module, "scheme", None) or getattr(module, "quant_method", None), "fp8_linear", None)
         if not isinstance(kernel, Kernel) or type(kernel).apply_weights is not Kernel.apply_weights:
-            continue  # it rounds no activations
+            continue  # it does not round activations
         if not kernel.quant_fp8.static and kernel.quant_fp8.group_shape.is_per_tensor():
             raise TargetError(
                 "vLLM rounds activations to FP8 by one scale for all tokens of a step here, so answers would "
