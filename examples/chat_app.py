@@ -3,8 +3,8 @@
     pip install 'outrider[edge]'
     python examples/chat_app.py --bundle build/bundle --server 127.0.0.1:8765 --state chat.json
 
-Kill it in mid-answer and start it again: the answer goes on where it was. Take the network away: the drafter writes on,
-underlined, and what it wrote is checked when the network is back.
+Kill it in mid-answer and start it again: the answer continues where it was. Disconnect the network: the drafter keeps
+writing, underlined, and its text is verified when the network is back.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from outrider import BundleError, DrafterFailed, EdgeRuntime, Event, Finished, L
 
 @dataclass
 class Chat:
-    """What the app keeps: the conversation, and the record of an answer that is on its way."""
+    """The app's state: the conversation, and the record of an unfinished answer."""
 
     messages: list[dict[str, str]] = field(default_factory=list)
     record: dict[str, Any] | None = None
@@ -36,7 +36,7 @@ class Chat:
         return cls(**json.loads(path.read_text())) if path.exists() else cls()
 
     def save(self, path: Path) -> None:
-        """In one step, readable to its owner only: it holds the conversation."""
+        """Save in one step, readable to its owner only: it holds the conversation."""
         aside = path.with_suffix(".new")
         with os.fdopen(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
             json.dump(asdict(self), file)
@@ -44,12 +44,12 @@ class Chat:
 
 
 def render(event: Event) -> Text:
-    """Verified text plain; text that may still be taken back underlined."""
+    """Show verified text plain, and text that may still be rolled back underlined."""
     return Text.assemble(event.verified, (event.provisional, "underline yellow"))
 
 
 async def show(runtime: EdgeRuntime, events: AsyncGenerator[Event, None], chat: Chat, path: Path) -> None:
-    """Show one answer as it grows, and write down after every event what a later process needs to continue it."""
+    """Show one answer as it grows, and save after every event what a later process needs to continue it."""
     with Live(auto_refresh=False) as live:
         async for event in events:
             live.update(render(event), refresh=True)
@@ -63,7 +63,7 @@ async def show(runtime: EdgeRuntime, events: AsyncGenerator[Event, None], chat: 
 
 
 def ask() -> str:
-    """A question, or "" to leave."""
+    """Ask for a question; "" to leave."""
     try:
         return input("you> ").strip()
     except EOFError:

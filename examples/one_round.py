@@ -1,4 +1,4 @@
-"""The whole algorithm: draft a tree, verify it in one forward pass, let the target draw, accept what it drew, go on.
+"""The whole algorithm: draft a tree, verify it in one forward pass, let the target draw, accept what it drew, repeat.
 
 Run it with: echo "What is the capital of Japan?" | python examples/one_round.py
 """
@@ -20,7 +20,7 @@ from outrider_core.targets.source import TargetSource
 
 
 def forward(target: Target, text: list[int], tree: TokenTree) -> tuple[np.ndarray, torch.Tensor]:
-    """Logits [text + nodes, vocab]; keys and values [text + nodes, layers, kv_width]."""
+    """Return logits [text + nodes, vocab]; keys and values [text + nodes, layers, kv_width]."""
     sees = np.tri(len(text) + len(tree), dtype=bool)
     for node, bits in enumerate(tree.ancestor_bits()):  # a node sees the text and its ancestors
         sees[len(text) + node, len(text) :] = [bits >> other & 1 for other in range(len(tree))]
@@ -33,7 +33,7 @@ def forward(target: Target, text: list[int], tree: TokenTree) -> tuple[np.ndarra
 
 @torch.inference_mode()
 def decode(target: Target, folder: Path, prompt: list[int], sampling: Sampling, count: int) -> tuple[list[int], int]:
-    """At most `count` tokens behind the prompt, drafted by the drafter in `folder`, and the target's forward passes."""
+    """Return at most `count` tokens after the prompt, with the drafter in `folder`, and the target's forward passes."""
     config, tensors, _ = load_drafter(folder)
     server, engine = server_half(config, tensors), EagerEngine(device_half(config, tensors, target.model))
     ids, shape = tensors["draft_ids"].long().numpy(), RowShape(config.ca_kv_heads, config.head_dim)

@@ -1,1 +1,1 @@
-"""`python -m export`: train a drafter, write a bundle, and report what came out."""
+"""`python -m export`: train a drafter, write a bundle, and report the result."""

@@ -49,7 +49,7 @@ class ExportCommand:
 
 
 def build_parser(prog: str = "python -m export") -> argparse.ArgumentParser:
-    """prog: how the command was called."""
+    """Build the parser. prog: how the command was called."""
     parser = argparse.ArgumentParser(
         prog=prog,
         description="Train a drafter and write the bundle an app ships.",
@@ -131,7 +131,7 @@ def keep_freed_memory() -> None:
 
 
 def guarded(run: Callable[[], int | None]) -> int:
-    """Run a command: its exit status, 1 with one line for an expected error, 130 for Ctrl-C."""
+    """Run a command; return its exit status, 1 with one line for an expected error, 130 for Ctrl-C."""
     from safetensors import SafetensorError
 
     from outrider_core.drafting.bundle import BundleError

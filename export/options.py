@@ -1,4 +1,4 @@
-"""A command's options, declared once: a dataclass, from whose fields its flags, their help and their checks come."""
+"""A command's options, declared once: a dataclass whose fields define its flags, their help and their checks."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ T = TypeVar("T")
 
 
 class OptionsError(ValueError):
-    """Options that cannot be used together, or a value out of range. The message is one line that says what to do."""
+    """Options that cannot be combined, or a value out of range. The message is one line that says what to do."""
 
 
 @dataclass(frozen=True)
 class OptionInfo:
-    """How an option is shown and checked.
+    """Describes an option in the help, and checks it.
 
     text: of the help. group: heading in the help. least, most: bounds of a number. default: as shown in the help.
     positional: an argument without a flag. needed: must be given. many: one value or more. parse: reads one value.
-    open: turns what was given into the field's value, after the command line as a whole was found to be right.
+    open: turns the given value into the field's value, after the whole command line was found valid.
     """
 
     text: str
@@ -41,9 +41,9 @@ class OptionInfo:
 
 
 def option(default: T, text: str, *bounds: Any, **more: Any) -> T:
-    """Declare an option with a default, which also tells how it is read; `bounds` and `more` are of `OptionInfo`.
+    """Declare an option with a default, which also selects its parser; `bounds` and `more` are of `OptionInfo`.
 
-    A tuple takes several paths, None a path unless `parse` says otherwise.
+    A tuple holds several paths, None a path unless `parse` says otherwise.
     """
     kind: type = Path if default is None or isinstance(default, tuple) else type(default)
     given = {"default": default, "parse": kind, "many": isinstance(default, tuple), **more}
@@ -57,14 +57,14 @@ def argument(text: str, **more: Any) -> Any:
 
 
 def target_option(text: str, **more: Any) -> TargetSource:
-    """Declare the option that names a target: it is resolved once, when the options are read."""
+    """Declare the option that names a target, which is resolved once, when the options are read."""
     info = OptionInfo(text, **{"default": DEFAULT_TARGET, "parse": str, "open": TargetSource.resolve, **more})
     value: Any = field(default_factory=TargetSource.resolve, metadata={"info": info})
     return value  # type: ignore[no-any-return]
 
 
 def commas(text: str) -> tuple[str, ...]:
-    """Read names between commas."""
+    """Split names at commas."""
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
@@ -74,13 +74,13 @@ def flag(name: str) -> str:
 
 
 def infos(options: Any) -> dict[str, OptionInfo]:
-    """Return how every option of a dataclass is shown and checked, in the order of the help."""
+    """Return the description and checks of every option of a dataclass, in the order of the help."""
     declared: tuple[Field[Any], ...] = fields(options)
     return {each.name: each.metadata["info"] for each in declared if "info" in each.metadata}
 
 
 def add_options(parser: argparse.ArgumentParser, options: Any) -> None:
-    """Add the options of a dataclass to a parser. What is not given stays out of the namespace."""
+    """Add the options of a dataclass to a parser. Options not given stay out of the namespace."""
     for name, info in infos(options).items():
         add_option(parser, name, info, describe_option(info))
 
@@ -102,7 +102,7 @@ def add_option(parser: Any, name: str, info: OptionInfo, text: str, **more: Any)
 
 
 def describe_option(info: OptionInfo) -> str:
-    """Return an option's text with its default, unless that says nothing."""
+    """Return an option's text with its default, unless that adds nothing."""
     silent = info.default is None or info.default == () or isinstance(info.default, bool) or "default: " in info.text
     default = ",".join(map(str, info.default)) if isinstance(info.default, tuple | list) else info.default
     return info.text if silent else f"{info.text} (default: {default})"
@@ -114,7 +114,7 @@ def read_options(options: type[T], arguments: argparse.Namespace) -> T:
 
 
 def build(options: type[T], given: Mapping[str, Any]) -> T:
-    """Make the dataclass of values by name, as flags read them. Raises as `read_options` does."""
+    """Make the dataclass from values by name, as flags read them. Raises as `read_options` does."""
     known, values = infos(options), dict[str, Any]()
     for name, value in given.items():
         opened = known[name].open if name in known else None

@@ -1,4 +1,4 @@
-"""Folders that appear whole: written aside, and renamed once they are complete."""
+"""Folders that appear complete: written under another name, and renamed at the end."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from outrider_core.drafting.bundle import BundleError
 
 @contextmanager
 def locked(aside: Path) -> Iterator[None]:
-    """Two exports must not write the same folder. Raises BundleError where another one does."""
+    """Keep other exports from writing the same folder. Raises BundleError if another one does."""
     path = aside.with_name(aside.name + ".lock")
     lock = FileLock(path)
     try:
@@ -31,7 +31,7 @@ def locked(aside: Path) -> Iterator[None]:
 
 
 def put_in_place(aside: Path, output: Path) -> None:
-    """Rename a complete folder to `output`, and remove what was there."""
+    """Rename a complete folder to `output`, replacing what was there."""
     old = output.parent / f".{output.name}.old"
     shutil.rmtree(old, ignore_errors=True)
     if output.exists():
@@ -41,9 +41,9 @@ def put_in_place(aside: Path, output: Path) -> None:
 
 
 def lacking(output: Path, disk_bytes: int, memory_bytes: int, remedy: str) -> str:
-    """Return what of disk or memory will not do for an export to `output`, and what to do; "" where both will.
+    """Return whether disk or memory is too small for an export to `output`, and what to do; "" if both suffice.
 
-    remedy: against too little memory.
+    remedy: for too little memory.
     """
     there = next(path for path in (output.absolute(), *output.absolute().parents) if path.exists())
     free, memory = shutil.disk_usage(there).free, psutil.virtual_memory().available

@@ -1,4 +1,4 @@
-"""Progress of long work: a bar on a terminal, a line now and then in a log file."""
+"""Progress of long work: a bar on a terminal, or a line now and then in a log file."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-#: seconds between lines where there is no terminal
+#: seconds between lines without a terminal
 LOG_EVERY = 30.0
 
 
 class Meter:
-    """`with Meter("train", total) as meter: meter.update(done, "820 tokens/s")`."""
+    """Use as `with Meter("train", total) as meter: meter.update(done, "820 tokens/s")`."""
 
     def __init__(self, name: str, total: int, quiet: bool = False) -> None:
         self.name, self.total, self.done, self.note = name, total, 0, ""
-        self._quiet = quiet  # another process speaks
+        self._quiet = quiet  # another process reports
         self._console = Console(stderr=True, quiet=quiet)
         self._bar = Progress(
             TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
@@ -40,7 +40,7 @@ class Meter:
             self._log()
 
     def update(self, done: int, note: str, total: int | None = None) -> None:
-        """`done` of `total` so far; by default of as many as before."""
+        """Show `done` of `total`; by default of the last total."""
         self.done, self.note, self.total = done, note, total or self.total
         if self._console.is_terminal:
             self._bar.update(self._task, completed=done, total=self.total, note=note)

@@ -1,4 +1,4 @@
-"""Keep other libraries' chatter off the terminal."""
+"""Keep other libraries' messages off the terminal."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Exporters warn about their own inner workings, on import already; what matters here is checked afterwards."""
+    """Silence exporters, which warn about their own internals even on import; their results are checked afterwards."""
     logging.disable(logging.WARNING)
     try:
         with warnings.catch_warnings():

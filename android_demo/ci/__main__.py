@@ -10,7 +10,7 @@ from android_demo.ci import aar, apk, app, core, engines, signing, store
 from android_demo.ci.core import BuildError
 from android_demo.ci.pins import FetchError, cache_folder, needed_by, read_pins
 
-#: what each command takes from the lock, so that all of it is announced at once
+#: files that each command takes from the lock, so that all of them are announced at once
 PARTS = {
     "core": ("core",), "test-core": ("core",), "engines": ("core", "engines"), "test-app": ("core", "engines"),
     "aar": ("core", "engines"), "apk": ("core", "engines", "apk"),
@@ -37,7 +37,7 @@ def main() -> int:
 
 
 def fetch(part: str | None, dry_run: bool) -> None:
-    """Download what a part or everything needs, or only say what that would be."""
+    """Download the files of a part, or of everything; dry_run: only print what would be downloaded."""
     pins = needed_by(part, read_pins()) if part else read_pins()
     if dry_run:
         print(store.announced(store.absent(pins, cache_folder()), cache_folder()) or "nothing to download")
@@ -47,7 +47,7 @@ def fetch(part: str | None, dry_run: bool) -> None:
 
 
 def build(arguments: argparse.Namespace) -> None:
-    """Fetch what the command takes, and carry it out."""
+    """Fetch what the command needs, and run it."""
     key = None
     if arguments.command == "apk" and arguments.keystore:
         key = signing.Key.of(arguments.keystore, arguments.key_alias)

@@ -1,4 +1,4 @@
-"""The library as one AAR that an app adds to its build, and the POM that names what it needs beside it."""
+"""Build the library as one AAR that an app adds to its build, and the POM with its dependencies."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from android_demo.ci.pins import REPOSITORY
 
 OUTPUT = REPOSITORY / "build" / "android"
 GROUP, NAME = "dev.outrider", "outrider"
-#: of the library's resources and manifest; an app may not have the same
+#: package of the library's resources and manifest; an app must use another
 NAMESPACE = "dev.outrider"
 MANIFEST = PROJECT / "engines" / "src" / "main" / "AndroidManifest.xml"
 RULES = PROJECT / "engines" / "consumer-rules.pro"
-#: what Android's plugin writes into an AAR of its own: any plugin and any compileSdk may use it
+#: metadata that Android's plugin writes into an AAR: any plugin and any compileSdk may use it
 METADATA = """aarFormatVersion=1.0
 aarMetadataVersion=1.0
 minCompileSdk=1
@@ -38,7 +38,7 @@ DEPENDENCIES = (
 
 
 def build(folder: Path = OUTPUT) -> Path:
-    """`outrider-VERSION.aar` in `folder`, its POM beside it; the same bytes every time.
+    """Build `outrider-VERSION.aar` in `folder`, with its POM beside it; the same bytes every time.
 
     Raises FetchError or BuildError.
     """
@@ -55,7 +55,7 @@ def build(folder: Path = OUTPUT) -> Path:
 
 
 def install(file: Path, repository: Path) -> Path:
-    """Copy a built AAR and its POM to their place in a Maven repository that is a folder; returns that place."""
+    """Copy a built AAR and its POM to their place in a Maven repository in a folder; return that place."""
     place = repository.joinpath(*GROUP.split("."), NAME, versions()["appVersion"])
     place.mkdir(parents=True, exist_ok=True)
     for source in (file, file.with_suffix(".pom")):
@@ -69,7 +69,7 @@ def install(file: Path, repository: Path) -> Path:
 
 
 def content(classes: list[Path]) -> Iterator[tuple[str, bytes]]:
-    """Names and contents of the AAR's files. classes: the folders that make up its classes.jar."""
+    """Yield names and contents of the AAR's files. classes: the folders that make up its classes.jar."""
     yield "AndroidManifest.xml", manifest()
     yield "R.txt", b""
     yield "META-INF/com/android/build/gradle/aar-metadata.properties", METADATA.encode()
@@ -81,7 +81,7 @@ def content(classes: list[Path]) -> Iterator[tuple[str, bytes]]:
 
 
 def manifest() -> bytes:
-    """The library's manifest with what Gradle's plugin adds: its package and the oldest Android it runs on."""
+    """Return the library's manifest with the additions of Gradle's plugin: package and oldest supported Android."""
     source = MANIFEST.read_text(encoding="utf-8")
     opened = source.replace("<manifest ", f'<manifest package="{NAMESPACE}" ', 1)
     level = f'\n    <uses-sdk android:minSdkVersion="{versions()["minSdk"]}" />\n'
@@ -89,7 +89,7 @@ def manifest() -> bytes:
 
 
 def pom() -> bytes:
-    """The Maven description: what an app gets with the library, and ExecuTorch as the other engine it may choose."""
+    """Return the Maven description: the library's dependencies, and ExecuTorch as an optional engine."""
     version = versions()
     root = ElementTree.Element("project", {"xmlns": "http://maven.apache.org/POM/4.0.0"})
     about = {
@@ -115,7 +115,7 @@ def pom() -> bytes:
 
 
 def _class_files(classes: list[Path]) -> Iterator[tuple[str, bytes]]:
-    """Compiled classes and what the Kotlin compiler wants to know of them."""
+    """Yield compiled classes and the Kotlin compiler's metadata of them."""
     for folder in classes:
         for path in folder.rglob("*"):
             if path.is_file() and path.suffix in (".class", ".kotlin_module"):

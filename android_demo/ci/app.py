@@ -1,4 +1,4 @@
-"""The part of the app that knows no android.*, compiled and tested on the desktop JVM."""
+"""The part of the app without android.*, compiled and tested on the desktop JVM."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ OUTPUT = REPOSITORY / "build" / "android" / "chat"
 
 
 def build_tests(tools: core.Toolchain, libraries: engines.Libraries) -> list[Path]:
-    """The classpath that runs the tests. Android is not on it: what compiles does without."""
+    """Return the classpath that runs the tests. Android is not on it, so code that needs it does not compile."""
     core_tests, *others = core.build_tests(tools)
     needed = [core_tests, *others, engines.build(tools, libraries)]
     chat = core.compile_kotlin(tools, CHAT, OUTPUT / "main", needed, core.ENGINE_API)

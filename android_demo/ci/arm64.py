@@ -1,7 +1,7 @@
 """ONNX Runtime's arm64 kernels on an x86-64 Linux machine: its Linux library of the Android version, under qemu.
 
-A phone's own library cannot run there (it wants Android's C library, whose thread-local data qemu's user mode does not
-have), but this one has the same sources and kernels. All tools are pinned: zig is the cross compiler.
+A phone's own library cannot run there (it needs Android's C library, whose thread-local data qemu's user mode lacks),
+but this one has the same sources and kernels. All tools are pinned: zig is the cross compiler.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ from android_demo.ci.store import provided
 
 PROGRAM = Path(__file__).with_name("arm64_steps.c")
 OUTPUT = REPOSITORY / "build" / "android" / "arm64"
-#: processors to try: without the dot product instruction, with it, and with all that qemu knows (int8 matrices too)
+#: processors to try: without the dot product instruction, with it, and with everything that qemu knows (int8 matrices
+#: too)
 PROCESSORS = ("cortex-a53", "cortex-a76", "max")
 
 
 def unavailable() -> str | None:
-    """Why this machine cannot run them, or None."""
+    """Return why this machine cannot run them, or None."""
     if sys.platform != "linux" or platform.machine() != "x86_64":
         return "qemu and zig are pinned for x86-64 Linux alone"
     return None
@@ -34,7 +35,7 @@ def unavailable() -> str | None:
 
 @dataclass(frozen=True)
 class Arm64:
-    """The compiled program (arm64_steps.c) and what runs it. root: the C library; onnx: folder of ONNX Runtime."""
+    """The compiled program (arm64_steps.c) and its environment. root: the C library; onnx: folder of ONNX Runtime."""
 
     qemu: Path
     root: Path
@@ -43,7 +44,7 @@ class Arm64:
 
     @classmethod
     def built(cls, libraries: Libraries) -> Arm64:
-        """From the cache, or fetched and compiled now. Raises FetchError or BuildError."""
+        """Return it from the cache, or fetch and compile it now. Raises FetchError or BuildError."""
         folder = provided("arm64")
         root = OUTPUT / "root"
         shutil.rmtree(OUTPUT, ignore_errors=True)
@@ -64,6 +65,6 @@ class Arm64:
         return cls(folder["qemu-user-static"] / "usr" / "bin" / "qemu-aarch64-static", root, root / "lib", program)
 
     def run(self, processor: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """Run the program on `processor` with its command line; never raises."""
+        """Run the program on `processor` with these arguments; never raises."""
         command = [self.qemu, "-cpu", processor, "-L", self.root, "-E", f"LD_LIBRARY_PATH={self.onnx}", self.program]
         return subprocess.run([*map(str, command), *arguments], capture_output=True, text=True)

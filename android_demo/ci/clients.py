@@ -12,7 +12,7 @@ from pathlib import Path
 
 from android_demo.ci.pins import REPOSITORY, FetchError, Pin
 
-#: runs npm, with Node from the package index where the machine has none
+#: runs npm, with Node from the package index if the machine has none
 WITH_NODE = REPOSITORY / "browser_runtime" / "tools" / "with-node"
 
 
@@ -22,7 +22,7 @@ def _npm(pin: Pin, folder: Path) -> None:
 
 
 def _pypi(pin: Pin, folder: Path) -> None:
-    """A wheel; by the tags in its name, so that every machine gets the same one."""
+    """Download a wheel, by the tags in its name, so that every machine gets the same one."""
     python, abi, platforms = pin.file.removesuffix(".whl").split("-")[-3:]
     tags = [f"--platform={platform}" for platform in platforms.split(".")]
     if abi != "none":
@@ -34,15 +34,15 @@ def _pypi(pin: Pin, folder: Path) -> None:
 
 
 def _debian(pin: Pin, folder: Path) -> None:
-    """From the Debian mirror that the machine uses, perhaps of another suite; its own settings stay as they are."""
+    """Download from the machine's Debian mirror, perhaps of another suite; the machine's settings stay unchanged."""
     run([*_apt(pin.suite), "download", f"{pin.name}={pin.version}"], cwd=folder)
-    for file in folder.glob("*%3a*"):  # apt writes an epoch's colon so
+    for file in folder.glob("*%3a*"):  # apt writes an epoch's colon like that
         file.rename(folder / file.name.replace("%3a", ":"))
 
 
 @functools.cache
 def _apt(suite: str) -> list[str]:
-    """apt-get with the package lists of `suite`, which are fetched once and go when the process ends."""
+    """Return apt-get with the package lists of `suite`, which are fetched once and removed when the process ends."""
     root = Path(_scratch().name) / suite
     for name in ("lists/partial", "cache/archives/partial"):
         (root / name).mkdir(parents=True)
@@ -63,7 +63,7 @@ def _scratch() -> tempfile.TemporaryDirectory[str]:
 
 
 def _mirror() -> str:
-    """A line of sources.list up to the address: the machine's first source that is a Debian archive."""
+    """Return a line of sources.list up to the address: the machine's first source that is a Debian archive."""
     rows = run(["apt-get", "indextargets", "--format", "$(REPO_URI) $(SIGNED_BY)", "Created-By: Packages"])
     for row in rows.splitlines():
         address, _, key = row.strip().partition(" ")
@@ -73,7 +73,7 @@ def _mirror() -> str:
 
 
 def run(command: list[str], cwd: Path | None = None, env: dict[str, str] | None = None) -> str:
-    """What the command prints. Raises FetchError with its last line where it fails."""
+    """Return a command's output. Raises FetchError with its last line if it fails."""
     try:
         done = subprocess.run(
             command, cwd=cwd, env={**os.environ, **(env or {})}, capture_output=True, text=True, errors="replace",

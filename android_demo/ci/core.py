@@ -22,25 +22,25 @@ from android_demo.ci.store import provided
 PROJECT = REPOSITORY / "android_demo"
 SOURCES = PROJECT / "core" / "src"
 OUTPUT = REPOSITORY / "build" / "android" / "core"
-#: what the tests read: the vectors that all ports share
+#: files that the tests read: the vectors that all ports share
 VECTORS = REPOSITORY / "outrider_core" / "protocol" / "vectors"
 #: and the default bundle, which `make` writes
 BUNDLE = REPOSITORY / "build" / "bundle"
 #: the oldest Java that compiles and runs the tests
 OLDEST_JAVA = 17
-#: lets code use what is meant for engines
+#: lets code use APIs that are meant for engines
 ENGINE_API = "-opt-in=dev.outrider.core.protocol.EngineApi"
-#: one compiler run is over before the JVM's best optimiser pays: this halves its time
+#: a compiler run is over before the JVM's best optimiser pays off: this halves its time
 COMPILER_JVM = "-Xmx1500m -XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 
 class BuildError(RuntimeError):
-    """The compiler refused the sources, or a test failed; the output says why."""
+    """The compiler rejected the sources, or a test failed; the output says why."""
 
 
 @dataclass(frozen=True)
 class Toolchain:
-    """Files of the unpacked pins that compiling and testing `core` takes."""
+    """Files of the unpacked pins that compiling and testing `core` needs."""
 
     kotlinc: Path
     stdlib: Path
@@ -52,7 +52,7 @@ class Toolchain:
 
     @classmethod
     def fetched(cls, part: str = "core") -> Toolchain:
-        """From the cache, or fetched now. part: whose compiler and stdlib to take.
+        """Return the files from the cache, or fetch them now. part: whose compiler and stdlib to use.
 
         Raises FetchError.
         """
@@ -70,14 +70,14 @@ class Toolchain:
 
 
 def versions() -> dict[str, str]:
-    """The [versions] of Gradle's catalog."""
+    """Return the [versions] of Gradle's catalog."""
     catalog = tomllib.loads((PROJECT / "gradle" / "libs.versions.toml").read_text(encoding="utf-8"))
     found: dict[str, str] = catalog["versions"]
     return found
 
 
 def library_flags(module: str) -> tuple[str, ...]:
-    """Flags for what apps compile against: the oldest promised compiler reads it, and it uses nothing Android lacks."""
+    """Return flags for code that apps compile against: the oldest promised compiler reads it, on Android's API alone."""
     level = versions()["kotlinStdlib"].rpartition(".")[0]
     return (
         "-no-jdk", "-language-version", level, "-api-version", level, "-Xsuppress-version-warnings",
@@ -107,7 +107,7 @@ def java_program() -> str:
 
 
 def compile_kotlin(tools: Toolchain, sources: Path, output: Path, classpath: list[Path], *flags: str) -> Path:
-    """Compile all of `sources` into `output`, unless that was made of the very same. Raises BuildError."""
+    """Compile all of `sources` into `output`, unless it was built from the same ones. Raises BuildError."""
     files = sorted(sources.rglob("*.kt"))
     stamp = hashlib.sha256(repr([flags, str(tools.kotlinc), [str(path) for path in classpath]]).encode())
     for path in [*files, *(entry / "stamp" for entry in classpath if entry.is_dir())]:
@@ -129,7 +129,7 @@ def compile_kotlin(tools: Toolchain, sources: Path, output: Path, classpath: lis
 
 
 def build(tools: Toolchain) -> Path:
-    """The classes of `core`."""
+    """Return the classes of `core`."""
     classpath = [tools.android, tools.coroutines]
     return compile_kotlin(
         tools, SOURCES / "main" / "kotlin", OUTPUT / "main", classpath, *library_flags("outrider-core")
@@ -137,7 +137,7 @@ def build(tools: Toolchain) -> Path:
 
 
 def build_tests(tools: Toolchain) -> list[Path]:
-    """The classpath that runs the tests and what stands beside them."""
+    """Return the classpath that runs the tests and their helper programs."""
     needed = [build(tools), tools.coroutines, tools.kotlin_test, tools.kotlin_test_junit, tools.junit]
     flags = (f"-Xfriend-paths={needed[0]}", ENGINE_API)
     tests = compile_kotlin(tools, SOURCES / "test" / "kotlin", OUTPUT / "test", needed, *flags)
@@ -145,7 +145,7 @@ def build_tests(tools: Toolchain) -> list[Path]:
 
 
 def java(classpath: list[Path], *arguments: str) -> list[str]:
-    """A command line that runs a class on the desktop JVM; options of the JVM may stand before the class."""
+    """Return a command line that runs a class on the desktop JVM; options of the JVM may precede the class."""
     properties = [f"-Dvectors={VECTORS}", f"-Dbundle={BUNDLE}"]
     return [java_program(), "-ea", *properties, "-cp", os.pathsep.join(map(str, classpath)), *arguments]
 
@@ -153,7 +153,7 @@ def java(classpath: list[Path], *arguments: str) -> list[str]:
 def run_tests(classpath: list[Path], report: Path, *selection: str) -> int:
     """Run the tests (all, or a selection such as `--select-class NAME`) and return how many passed.
 
-    JUnit's XML goes to `report`, which is empty before. Raises BuildError where one fails or is skipped.
+    JUnit's XML goes to `report`, which is emptied first. Raises BuildError if a test fails or is skipped.
     """
     chosen = selection or ("--scan-classpath", str(classpath[0]))
     launcher = "org.junit.platform.console.ConsoleLauncher"
@@ -170,7 +170,7 @@ def run_tests(classpath: list[Path], report: Path, *selection: str) -> int:
 
 
 def run(command: Sequence[str | Path]) -> str:
-    """What the command prints. Raises BuildError with it where the command fails."""
+    """Return a command's output. Raises BuildError with it if the command fails."""
     try:
         done = subprocess.run(
             [os.fspath(part) for part in command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True

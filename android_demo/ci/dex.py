@@ -1,4 +1,4 @@
-"""Dex code turned back into classes for the desktop JVM, so that tests run what R8 made."""
+"""Convert dex code back to classes for the desktop JVM, so that tests run R8's output."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from android_demo.ci.store import provided
 
 #: Java 8, the first whose interfaces have bodies
 CLASS_VERSION = 52
-#: the classes carry no stack maps, which Java wants of that version unless nobody looks
+#: the classes have no stack maps, which Java requires of that version unless verification is off
 JVM_OPTIONS = ("-XX:+UnlockDiagnosticVMOptions", "-XX:-BytecodeVerificationRemote")
-#: enjarify without two mistakes: it reads const-wide/32 without its sign and writes an interface's methods as a class's
+#: enjarify with two fixes: it reads const-wide/32 without its sign and writes an interface's methods as a class's
 PROGRAM = """
 from enjarify import dalvikformats, main, parsedex
 from enjarify.jvm import constantpool
@@ -52,7 +52,7 @@ main.main()
 
 
 def to_classes(dex: Path, jar: Path) -> Path:
-    """The classes of a .dex or .apk file as `jar`. Raises FetchError or BuildError."""
+    """Write the classes of a .dex or .apk file as `jar`. Raises FetchError or BuildError."""
     packages = provided("test-apk")["enjarify"] / "usr" / "lib" / "python3" / "dist-packages"
     done = subprocess.run(
         [sys.executable, "-O", "-c", PROGRAM, "--force", "--output", str(jar.absolute()), str(dex.absolute())],

@@ -27,7 +27,7 @@ class Libraries:
 
     @classmethod
     def fetched(cls) -> Libraries:
-        """From the cache, or fetched now. Raises FetchError."""
+        """Return them from the cache, or fetch them now. Raises FetchError."""
         folder = provided("engines")
         onnx, executorch = folder["com.github.asus4.onnxruntime"], folder["react-native-executorch"] / "package"
         return cls(
@@ -38,24 +38,24 @@ class Libraries:
 
     @property
     def fbjni_natives(self) -> Path:
-        """What ExecuTorch's natives need beside them: fetched for those who ship or run ExecuTorch alone."""
+        """Further natives that ExecuTorch's need: fetched only to ship or run ExecuTorch."""
         return provided("fbjni")["react-native"] / "jni"
 
     @property
     def classes(self) -> list[Path]:
-        """What code that uses the engines is compiled against."""
+        """The classes that code using the engines is compiled against."""
         return [self.onnx_classes, self.executorch_classes]
 
 
 def build(tools: core.Toolchain, libraries: Libraries) -> Path:
-    """The classes of `engines`."""
+    """Return the classes of `engines`."""
     needed = [core.build(tools), tools.android, tools.coroutines, *libraries.classes]
     flags = core.library_flags("outrider-engines")
     return core.compile_kotlin(tools, SOURCES / "main" / "kotlin", OUTPUT / "main", needed, *flags)
 
 
 def build_tests(tools: core.Toolchain, libraries: Libraries) -> list[Path]:
-    """The classpath that runs this part's test programs, without what runs the natives."""
+    """Return the classpath that runs this part's test programs, without the JVM's natives."""
     tests = core.build_tests(tools)
     needed = [build(tools, libraries), *libraries.classes, *tests]
     flags = (f"-Xfriend-paths={needed[0]},{core.build(tools)},{tests[0]}", core.ENGINE_API)

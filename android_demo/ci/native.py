@@ -1,7 +1,7 @@
-"""The Android natives of both engines, x86-64, made to run inside a desktop JVM: for tests alone.
+"""Make the Android natives of both engines, x86-64, run inside a desktop JVM: for tests alone.
 
-They are ordinary ELF libraries that ask for Android's C library. Here they get glibc under its own names, what glibc
-lacks from shim.c, and no symbol versions. Wanted: x86-64 Linux with glibc, and a C compiler.
+They are ordinary ELF libraries that need Android's C library. Here they get glibc under its own names, missing
+functions from shim.c, and no symbol versions. Needs x86-64 Linux with glibc, and a C compiler.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ HERE = Path(__file__).parent
 SHIM = HERE / "shim.c"
 COMPAT = HERE / "compat"
 LIBRARIES = {"libc.so": "libc.so.6", "libm.so": "libm.so.6", "libdl.so": "libdl.so.2"}
-#: Android's own, of which nothing but what the shim has is used
+#: Android's own libraries, of which only what the shim has is used
 ABSENT = ("liblog.so", "libandroid.so")
-#: functions that the shim has as outrider_*: glibc's differ in constants, sizes, versions or what the JVM's end does
+#: functions that the shim has as outrider_*: glibc's differ in constants, sizes, versions or the JVM's shutdown
 REPLACED = (
     "__cxa_atexit", "fflush", "fprintf", "fputc", "fputs", "fwrite", "nftw", "pthread_cond_broadcast",
     "pthread_cond_destroy", "pthread_cond_signal", "pthread_cond_timedwait", "pthread_cond_wait", "pthread_sigmask",
     "realpath", "sigfillset", "strerror_r", "sysconf", "vfprintf",
 )  # fmt: skip
-#: the JVM loads these for all to see, so that they would serve the natives instead of the C++ library inside them
+#: the JVM loads these globally, so that they would serve the natives instead of the C++ library inside them
 JVMS_OWN = ("libstdc++.so.6", "libgcc_s.so.1")
 #: entries of .dynamic about symbol versions: DT_VERSYM, DT_VERDEF, DT_VERDEFNUM, DT_VERNEED, DT_VERNEEDNUM
 VERSION_TAGS = {0x6FFFFFF0, 0x6FFFFFFC, 0x6FFFFFFD, 0x6FFFFFFE, 0x6FFFFFFF}
@@ -41,7 +41,7 @@ PT_DYNAMIC, SHT_DYNSYM = 2, 11
 
 
 def unavailable() -> str | None:
-    """Why this machine cannot run the natives, or None."""
+    """Return why this machine cannot run the natives, or None."""
     if sys.platform != "linux" or platform.machine() != ABI or platform.libc_ver()[0] != "glibc":
         return "Android's x86-64 natives run on x86-64 Linux with glibc alone"
     if not shutil.which("cc"):
@@ -50,7 +50,7 @@ def unavailable() -> str | None:
 
 
 def build(libraries: Libraries) -> Path:
-    """A folder of the natives, for java.library.path and onnxruntime.native.path. Raises BuildError."""
+    """Build a folder of the natives, for java.library.path and onnxruntime.native.path. Raises BuildError."""
     folder = OUTPUT / "native"
     sources = [
         libraries.onnx_natives / ABI / "libonnxruntime.so",
@@ -88,7 +88,7 @@ def build(libraries: Libraries) -> Path:
 
 
 def build_compat(tools: core.Toolchain) -> Path:
-    """The classes of com.facebook.* that ExecuTorch's Java half and natives want, for the scripted build."""
+    """Return the classes of com.facebook.* that ExecuTorch's Java half and natives need, for the scripted build."""
     return core.compile_kotlin(tools, COMPAT, OUTPUT / "compat", [tools.android], "-no-jdk")
 
 
@@ -113,7 +113,7 @@ def drop_versions(library: Path) -> None:
 
 
 def exported(library: Path) -> Iterator[str]:
-    """Names of the dynamic symbols that the library defines."""
+    """Yield the names of the dynamic symbols that the library defines."""
     data = library.read_bytes()
     (sections,) = struct.unpack_from("<Q", data, 40)
     size, count = struct.unpack_from("<HH", data, 58)

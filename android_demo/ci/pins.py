@@ -1,4 +1,4 @@
-"""Read pins.toml: which files of which registries the scripted build takes, by their sha256, and how large they are."""
+"""Read pins.toml: the files that the scripted build takes from registries, with their sha256 and size."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from pathlib import Path
 
 LOCK = Path(__file__).with_name("pins.toml")
 REPOSITORY = Path(__file__).parents[2]
-#: where to keep downloads, instead of build/android/cache
+#: environment variable of the folder for downloads, instead of build/android/cache
 CACHE_VARIABLE = "OUTRIDER_ANDROID_CACHE"
-#: what `from` may say
+#: values of `from`
 ORIGINS = ("npm", "pypi", "debian")
 
 
@@ -24,11 +24,11 @@ class FetchError(RuntimeError):
 
 @dataclass(frozen=True)
 class Pin:
-    """One file of a registry.
+    """A file of a registry.
 
-    origin: the lock's `from`; need: the parts that want it; size, unpacked: bytes of the file and of what is unpacked;
-    suite: of Debian; inside: an archive in it that is unpacked in its place; take: patterns of the files to unpack, or
-    () for all.
+    origin: the lock's `from`; need: the parts that need it; size, unpacked: bytes of the file and of its unpacked
+    content; suite: of Debian; inside: an archive in it that is unpacked instead; take: patterns of the files to unpack,
+    or () for all.
     """
 
     name: str
@@ -45,7 +45,7 @@ class Pin:
 
     @property
     def folder(self) -> str:
-        """The name of what is unpacked: another one wherever other files would be in it."""
+        """The name of its unpacked folder; it changes with the folder's content."""
         made_of = self.sha256
         if self.inside or self.take:
             made_of = hashlib.sha256(f"{made_of} {self.inside} {self.take}".encode()).hexdigest()
@@ -53,7 +53,7 @@ class Pin:
 
 
 def read_pins(lock: Path = LOCK) -> list[Pin]:
-    """All pins. Raises FetchError on a lock that is not well-formed."""
+    """Return all pins. Raises FetchError on a lock that is not well-formed."""
     try:
         rows = tomllib.loads(lock.read_text(encoding="utf-8"))["pin"]
         pins = [
@@ -73,12 +73,12 @@ def read_pins(lock: Path = LOCK) -> list[Pin]:
 
 
 def cache_folder() -> Path:
-    """Where downloads are kept; never inside what git tracks."""
+    """Return the folder of downloads; never inside what git tracks."""
     return Path(os.environ.get(CACHE_VARIABLE) or REPOSITORY / "build" / "android" / "cache").absolute()
 
 
 def needed_by(part: str, pins: Iterable[Pin]) -> list[Pin]:
-    """The pins that `part` wants. Raises FetchError where there is none."""
+    """Return the pins that `part` needs. Raises FetchError if there are none."""
     found = [pin for pin in pins if part in pin.need]
     if not found:
         raise FetchError(f"nothing is pinned for {part!r}")

@@ -1,4 +1,4 @@
-"""Sign an APK, with a debug key that is made on first use or with one of a keystore of yours."""
+"""Sign an APK, with a debug key that is made on first use or with a key in your keystore."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from android_demo.ci import core
 from android_demo.ci.core import BuildError, run
 
-#: where the passwords of a keystore are read; the key's own is the keystore's unless it is set
+#: environment variables of a keystore's password and the key's own, which defaults to the former
 KEYSTORE_PASSWORD = "OUTRIDER_KEYSTORE_PASSWORD"
 KEY_PASSWORD = "OUTRIDER_KEY_PASSWORD"
 #: as Android's own tools make it; it proves nothing about who built the APK
@@ -18,7 +18,7 @@ DEBUG_PASSWORD = "android"
 
 @dataclass(frozen=True)
 class Key:
-    """A private key in a keystore. password, key_password: as apksigner and keytool take them, such as `env:NAME`."""
+    """A private key in a keystore. password, key_password: in the form of apksigner and keytool, such as `env:NAME`."""
 
     keystore: Path
     alias: str
@@ -27,7 +27,7 @@ class Key:
 
     @classmethod
     def of(cls, keystore: Path, alias: str) -> Key:
-        """A key of yours, its passwords from the environment. Raises BuildError where the keystore does not open."""
+        """Return your key, its passwords from the environment. Raises BuildError if the keystore does not open."""
         if not keystore.is_file():
             raise BuildError(f"there is no keystore {keystore}; keytool -genkeypair makes one")
         if not os.environ.get(KEYSTORE_PASSWORD):
@@ -39,7 +39,7 @@ class Key:
 
     @classmethod
     def debug(cls, folder: Path) -> Key:
-        """The debug key in `folder`, made on first use. Raises BuildError."""
+        """Return the debug key in `folder`, made on first use. Raises BuildError."""
         keystore = folder / "debug.p12"
         secret = f"pass:{DEBUG_PASSWORD}"
         if not keystore.is_file():
@@ -51,7 +51,7 @@ class Key:
         return cls(keystore, "debug", secret, secret)
 
     def check(self) -> None:
-        """Raises BuildError of one line unless the keystore opens and has a private key of this alias."""
+        """Raise BuildError of one line unless the keystore opens and has a private key of this alias."""
         kind, _, variable = self.password.partition(":")
         try:
             said = run(
@@ -92,5 +92,5 @@ def sign(apksigner: Path, unsigned: Path, signed: Path, key: Key) -> None:
 
 
 def verify(apksigner: Path, apk: Path) -> str:
-    """What apksigner says of a signature that holds. Raises BuildError where it does not."""
+    """Return apksigner's description of a valid signature. Raises BuildError if it is invalid."""
     return run([core.java_program(), "-jar", apksigner, "verify", "--verbose", "--print-certs", apk])

@@ -1,4 +1,4 @@
-"""The folder of downloads: says what will be fetched and how much, fetches it once, checks it, unpacks, cleans."""
+"""The folder of downloads: announces files and sizes, fetches each once, checks, unpacks and cleans."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from android_demo.ci.clients import CLIENTS
 from android_demo.ci.pins import CACHE_VARIABLE, FetchError, Pin, cache_folder, needed_by, read_pins
 
 MB = 1e6
-#: seconds between two looks at how much of a file has come
+#: seconds between progress checks of a download
 LOOK_EVERY = 0.2
 
 
 def provided(*parts: str) -> dict[str, Path]:
-    """The unpacked folder of every pin that `parts` want, by its name; what is missing is announced, then fetched.
+    """Return the unpacked folder of every pin of `parts` by its name; missing ones are announced, then fetched.
 
     Raises FetchError.
     """
@@ -61,12 +61,12 @@ def provided(*parts: str) -> dict[str, Path]:
 
 
 def absent(pins: Iterable[Pin], cache: Path) -> list[Pin]:
-    """Those that would be downloaded: neither unpacked nor whole in `cache`."""
+    """Return the pins that would be downloaded: neither unpacked nor complete in `cache`."""
     return [pin for pin in pins if not (cache / pin.folder).is_dir() and not _whole(pin, cache)]
 
 
 def announced(missing: list[Pin], cache: Path) -> str:
-    """What will be downloaded, how large it is and how to be rid of it; nothing where nothing is missing."""
+    """Describe what will be downloaded, its size and how to remove it; "" if nothing is missing."""
     if not missing:
         return ""
     rows = [
@@ -83,9 +83,9 @@ def announced(missing: list[Pin], cache: Path) -> str:
 
 
 def fetch(pin: Pin, cache: Path, seen: Callable[[int], object] = lambda size: None) -> Path:
-    """The pinned file in `cache`, downloaded if it is not there. Raises FetchError.
+    """Return the pinned file in `cache`, downloaded if missing. Raises FetchError.
 
-    seen: told now and then how many of its bytes have come, as far as the client lets that be seen.
+    seen: called now and then with the bytes received, as far as the client shows them.
     """
     path = cache / pin.file
     if _whole(pin, cache):
@@ -109,7 +109,7 @@ def fetch(pin: Pin, cache: Path, seen: Callable[[int], object] = lambda size: No
 
 
 def unpacked(pin: Pin, cache: Path) -> Path:
-    """The pinned file's content as a folder in `cache`. Raises FetchError."""
+    """Return the pinned file's content as a folder in `cache`. Raises FetchError."""
     folder = cache / pin.folder
     if folder.is_dir():
         return folder
@@ -127,9 +127,9 @@ def unpacked(pin: Pin, cache: Path) -> Path:
 
 
 def clean(cache: Path) -> int:
-    """Remove from `cache` what this build put there, of this lock or an older one; returns the bytes that were freed.
+    """Remove this build's files from `cache`, of this lock or an older one; return the bytes freed.
 
-    Other files stay, as the folder may be one that somebody named.
+    Other files stay, as the user may have chosen the folder.
     """
     names = "|".join(re.escape(pin.name).replace(r"\-", "[-_]") for pin in read_pins())
     ours = rf"({names})[-_].*(-[0-9a-f]{{8}}(-.*)?|\.(tgz|whl|deb))|\.(fetch|unpack)-.*"
@@ -149,7 +149,7 @@ def clean(cache: Path) -> int:
 
 
 def size_of(folder: Path) -> int:
-    """Bytes of all files in it."""
+    """Return the bytes of all files in it."""
     return sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file() or path.is_symlink())
 
 
@@ -164,7 +164,7 @@ def _room_for(missing: list[Pin], cache: Path) -> None:
 
 
 def _unpack(archive: Path, folder: Path, take: tuple[str, ...]) -> None:
-    """The files of a .deb, .tgz or zip that one of the patterns fits; all where there is none."""
+    """Unpack the files of a .deb, .tgz or zip that match a pattern; all without patterns."""
     folder.mkdir()
 
     def wanted(name: str) -> bool:
@@ -190,7 +190,7 @@ def _unpack(archive: Path, folder: Path, take: tuple[str, ...]) -> None:
 
 
 def _largest(folder: Path) -> int:
-    """Bytes of the largest file below `folder`, which changes meanwhile: that is the one being downloaded."""
+    """Return the bytes of the largest file below `folder`, the one being downloaded."""
     sizes = [0]
     for path in folder.rglob("*"):
         try:

@@ -1,4 +1,4 @@
-"""Shared prefixes: run the common beginning of an account's sessions once, and copy its keys and values to the others."""
+"""Shared prefixes: run the common beginning of an account's sessions once, and copy keys and values to the others."""
 
 from __future__ import annotations
 

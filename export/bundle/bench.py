@@ -1,9 +1,9 @@
 """`python -m export bench`: time a bundle's engines and set them against the memory floor.
 
-Every figure comes from a fresh `python -m edge_runtime.probe` process, one after another: its docstring says
-how each is measured. The floor of a step is the time that reading what it must read takes at the bandwidth measured in
-the same process with the same number of threads: the weights once (`step_bytes` of the manifest) and keys and values
-of the context, in self-attention and in cross-attention, once each in float32.
+Every figure comes from a fresh `python -m edge_runtime.probe` process, one after another; its docstring tells how each
+is measured. The floor of a step is the time for reading its data once at the bandwidth measured in the same process
+with the same number of threads: the weights (`step_bytes` of the manifest), and keys and values of the context, in
+self-attention and in cross-attention, in float32.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from outrider_core.drafting.bundle import Bundle, BundleError, Manifest, open_bu
 from outrider_core.drafting.engines import RUNTIMES, installed
 from outrider_core.machine import available_cores, describe_machine, last_level_cache
 
-#: where drafting is measured, or as near to it as the bundle's max_context allows
+#: contexts at which drafting is measured, or the nearest that the bundle's max_context allows
 DRAFT_CONTEXT = 1024
 HEADING = "## Bench"
-#: one line of the probe after every measurement
+#: the probe prints one line after every measurement
 PROGRESS = "progress "
-#: cores that other processes may use beyond those left free before a run counts as disturbed
+#: cores that other processes may use, beyond those left free, before a run counts as disturbed
 CROWDED = 0.25
 #: libraries that would start threads of their own; none of them does the engine's work
 POOLS = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS", "NUMEXPR_NUM_THREADS")
@@ -54,8 +54,8 @@ def bench_bundle(
 ) -> Figures:
     """Measure `engines` (None: all of the bundle) with each of `threads` (None: 1 and all cores; 0: all cores).
 
-    Widths above an engine's max_width and contexts above the bundle's max_context are left out. An engine that
-    nothing here can run is skipped: `skipped` of the figures says what to install. Raises BundleError with one
+    Widths above an engine's max_width and contexts above the bundle's max_context are left out. An engine that no
+    installed package can run is skipped: `skipped` in the figures says what to install. Raises BundleError with one
     clear line.
     """
     cores = available_cores()
@@ -63,7 +63,7 @@ def bench_bundle(
     widths, contexts = sorted(set(widths)), sorted(set(contexts))
     if min([1, *counts, *widths, *contexts, repeats]) < 1 or not (counts and widths and contexts):
         raise ValueError("threads must be 0 (all cores) or more; widths, contexts and repeats 1 or more")
-    bundle = open_bundle(folder)  # with its hashes: what is measured is what was exported
+    bundle = open_bundle(folder)  # checks its hashes: this is the exported bundle
     names, skipped = _choose(bundle, engines)
     plan = {name: _fitting(bundle, name, widths, contexts) for name in names}
     versions, measured = {"python": platform.python_version()}, {}
@@ -81,7 +81,7 @@ def bench_bundle(
 
 
 def _rounded(value: Any) -> Any:
-    """`value` with every float in it cut to five digits, so that a report can be read."""
+    """Return `value` with every float in it rounded to five digits, so that a report is readable."""
     if isinstance(value, dict):
         return {key: _rounded(x) for key, x in value.items()}
     if isinstance(value, list):
@@ -90,8 +90,8 @@ def _rounded(value: Any) -> Any:
 
 
 def bench(options: BenchOptions, console: Console) -> Figures:
-    """`bench_bundle` as `options` say, shown on `console` and written into the bundle's report."""
-    read_report(options.bundle)  # a broken one is found before the minutes that measuring takes
+    """Run `bench_bundle` with `options`, show it on `console` and write it into the bundle's report."""
+    read_report(options.bundle)  # finds a broken one before the minutes of measuring
     figures = bench_bundle(
         options.bundle,
         engines=options.engines,
@@ -107,7 +107,7 @@ def bench(options: BenchOptions, console: Console) -> Figures:
 
 
 def _choose(bundle: Bundle, engines: Iterable[str] | None) -> tuple[list[str], dict[str, str]]:
-    """Engines to measure, and why the others cannot be: {engine: line}."""
+    """Return the engines to measure, and why the others cannot be: {engine: line}."""
     held = bundle.manifest.engines
     if not held:
         raise BundleError(f"{bundle.folder} has no drafter whose steps could be measured; its understudy drafts")
@@ -127,7 +127,7 @@ def _choose(bundle: Bundle, engines: Iterable[str] | None) -> tuple[list[str], d
 
 
 def _fitting(bundle: Bundle, name: str, widths: list[int], contexts: list[int]) -> tuple[list[int], list[int]]:
-    """The widths and contexts that engine `name` takes."""
+    """Return the widths and contexts that engine `name` supports."""
     width, context = bundle.manifest.engines[name].max_width, bundle.manifest.max_context
     kept = [n for n in widths if n <= width], [n for n in contexts if n <= context]
     if not kept[0]:
@@ -147,7 +147,7 @@ def _describe(bundle: Bundle, name: str) -> Figures:
 
 
 def _version(name: str) -> dict[str, str]:
-    """{package that runs engine `name`: its version}."""
+    """Return {package that runs engine `name`: its version}."""
     package = str(installed(name))
     try:
         return {package: metadata.version(package)}
@@ -157,7 +157,7 @@ def _version(name: str) -> dict[str, str]:
 
 
 def floor_bytes(manifest: Manifest, name: str, context: int) -> int:
-    """Bytes one step of engine `name` behind `context` tokens must read: weights, cached K and V, feature rows."""
+    """Return the bytes that one step after `context` tokens must read: weights, cached K and V, feature rows."""
     heads = manifest.sa_kv_heads + manifest.ca_kv_heads
     return manifest.engines[name].step_bytes + 2 * context * heads * manifest.head_dim * 4
 
@@ -165,7 +165,7 @@ def floor_bytes(manifest: Manifest, name: str, context: int) -> int:
 def _run(
     bundle: Bundle, name: str, threads: int, widths: list[int], contexts: list[int], repeats: int, meter: Meter
 ) -> Figures:
-    """The figures of one engine and number of threads: single steps in one process, drafting in another."""
+    """Return the figures of one engine and number of threads: single steps in one process, drafting in another."""
     manifest, label = bundle.manifest, f"{name}, {_count(threads, 'thread')}"
 
     def tick(note: str) -> None:
@@ -193,7 +193,7 @@ def _run(
 def run_probe(arguments: list[str], threads: int, label: str, tick: Callable[[str], None]) -> Figures:
     """Run one probe to its end and return its JSON. `tick` is called with each of its progress notes.
 
-    Raises BundleError with one line if it fails. Whatever ends this call ends the probe.
+    Raises BundleError with one line if it fails. An exception in this call ends the probe.
     """
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads), **dict.fromkeys(POOLS, "1")}
     command = [sys.executable, "-m", "edge_runtime.probe", *arguments, "--progress"]
@@ -258,7 +258,7 @@ def _cell(step: Figures | None) -> str:
 
 
 def _grid(run: Figures) -> tuple[list[int], list[list[str]]]:
-    """Contexts (columns) and one row of texts per width: the width, then a cell per context."""
+    """Return contexts (columns) and one row of texts per width: the width, then a cell per context."""
     steps = {(step["width"], step["context"]): step for step in run["steps"]}
     contexts = sorted({context for _, context in steps})
     rows = [
@@ -273,7 +273,7 @@ def _title(name: str, engine: Figures, run: Figures) -> str:
 
 
 def _facts(figures: Figures, engine: Figures, run: Figures) -> list[tuple[str, str]]:
-    """Return what is said below a table of steps: (figure, value)."""
+    """Return the lines below a table of steps: (figure, value)."""
     runtime = engine["runtime"]
     loading = (
         f"{_ms(run['load_ms'])} ms (before it: manifest and tokenizer {_ms(run['open_ms'])} ms, "
@@ -302,7 +302,7 @@ def _drafting(draft: Figures | None) -> list[tuple[str, str]]:
 
 
 def _cautions(figures: Figures, engine: Figures, run: Figures) -> list[tuple[str, str]]:
-    """Return what must be known before these figures are compared with others."""
+    """Return what a reader must know before comparing these figures with others."""
     cautions, cache = [], figures["cache_mb"]
     others = max(part["others_cores"] or 0.0 for part in (run, run["draft"] or run))
     if others + run["threads"] > figures["machine_cores"] + CROWDED:
@@ -328,7 +328,7 @@ def _intro(figures: Figures) -> str:
 
 
 def bench_markdown(figures: Figures) -> str:
-    """The section of report.md, its heading included."""
+    """Return the section of report.md, its heading included."""
     lines = [HEADING, "", _intro(figures), ""]
     lines += [f"Engine {name} was skipped: {line}\n" for name, line in figures["skipped"].items()]
     for name, engine in figures["engines"].items():
@@ -344,7 +344,7 @@ def bench_markdown(figures: Figures) -> str:
 
 
 def show(figures: Figures, console: Console) -> None:
-    """The same as tables on a terminal."""
+    """Show the same as tables on a terminal."""
     for name, engine in figures["engines"].items():
         for run in engine["runs"]:
             contexts, rows = _grid(run)

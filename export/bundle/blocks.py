@@ -1,4 +1,4 @@
-"""Weights of a drafter in blocks of 4 or 8 bits, and how a bundle stores them. Numpy only.
+"""Weights of a drafter in blocks of 4 or 8 bits, as a bundle stores them. Numpy only.
 
 The layout is that of ONNX Runtime's MatMulNBits, so that one table serves the LM head and, read row by row, the token
 embedding: an embedding tied to the head is stored once. Scales are symmetric, one per output and block of inputs.
@@ -18,20 +18,20 @@ Bytes = NDArray[np.uint8]
 BITS = {"fp32": 32, "fp16": 16, "int8": 8, "int4": 4}
 #: inputs that share one scale; smaller blocks are closer to float32 and larger on disk
 BLOCKS = {4: 32, 8: 64}
-#: bits of quantised embedding rows outside the draft vocabulary, at most
+#: most bits of quantised embedding rows outside the draft vocabulary
 RARE_BITS = 4
-#: shares of a block's largest weight that are tried as its range; the one of least squared error is taken
+#: shares of a block's largest weight to try as its range; the one with the least squared error is used
 RANGES = (1.0, 0.93, 0.86, 0.79, 0.72)
-#: rows quantised at once: what is worked on stays in the cache, and the memory of a 128k-row table is bounded
+#: rows quantised at once: few enough to stay in the cache and to bound the memory of a 128k-row table
 ROWS_AT_ONCE = 256
 
 
 @dataclass(frozen=True)
 class Profile:
-    """How the device half's weights are stored.
+    """Number formats of the device half's weights.
 
-    quant: "fp32", "fp16", "int8" or "int4" (linears). embedding_bits: 32, 16, 8 or 4 (embedding and LM head; tokens
-    that the device never drafts are rare, so where values are quantised their rows take `RARE_BITS`).
+    quant: "fp32", "fp16", "int8" or "int4" (linears). embedding_bits: 32, 16, 8 or 4 (embedding and LM head; if values
+    are quantised, the rows of tokens that the device never drafts take `RARE_BITS`, as they are rare).
     """
 
     quant: str
@@ -43,17 +43,17 @@ class Profile:
 
 
 def packed_bytes(weights: int, bits: int) -> int:
-    """Bytes of `weights` values in `bits`, and of their float32 scales."""
+    """Return the bytes of `weights` values in `bits`, and of their float32 scales."""
     return weights * bits // 8 + (weights * 4 // BLOCKS[bits] if bits in BLOCKS else 0)
 
 
 def rare_bits(bits: int) -> int:
-    """Bits of the embedding outside the draft vocabulary."""
+    """Return the bits of the embedding outside the draft vocabulary."""
     return min(bits, RARE_BITS) if bits in BLOCKS else bits
 
 
 def quantise(weight: Floats, bits: int) -> tuple[Bytes, Floats]:
-    """weight float32 [N, K] -> (packed uint8 [N, blocks, block * bits / 8], scales float32 [N, blocks]).
+    """Quantise float32 [N, K] to (packed uint8 [N, blocks, block * bits / 8], scales float32 [N, blocks]).
 
     Values are stored with an offset of 2^(bits - 1), two 4-bit values a byte, the even one low. The largest
     weight of a block maps to the lower end of the range (which reaches one step further than the upper one), and
@@ -86,7 +86,7 @@ def _quantise(weight: Floats, bits: int, block: int) -> tuple[Bytes, Floats]:
 
 
 def dequantise(packed: Bytes, scales: Floats, inputs: int) -> Floats:
-    """The inverse of `quantise`: float32 [N, inputs]."""
+    """Invert `quantise`: float32 [N, inputs]."""
     bits = 8 if packed.shape[-1] == BLOCKS[8] else 4
     values: NDArray[Any] = packed
     if bits == 4:
@@ -96,7 +96,7 @@ def dequantise(packed: Bytes, scales: Floats, inputs: int) -> Floats:
 
 
 def places(ids: NDArray[Any], vocabulary: int) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-    """(place int32 [vocab], tokens that are not drafted): a drafted token's row is its place in `ids`."""
+    """Return (place int32 [vocab], tokens that are not drafted): a drafted token's row is its place in `ids`."""
     others = np.setdiff1d(np.arange(vocabulary), ids)
     place = np.empty(vocabulary, np.int32)
     place[ids], place[others] = np.arange(len(ids)), np.arange(len(ids), vocabulary)

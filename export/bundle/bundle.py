@@ -1,8 +1,8 @@
 """Write a bundle: the device half for each engine, tokenizer, chat template and manifest, all checked.
 
-The folder is written aside and renamed when everything in it has been proved to load and, where torch is installed, to
-agree with the eager model, so a half-written bundle never carries the final name. After Ctrl-C or a kill the same
-command continues from the files that were finished; after an error nothing is left behind.
+The folder is written under a temporary name and renamed once everything in it has been shown to load and, if torch is
+installed, to agree with the eager model; so a half-written bundle never has the final name. After Ctrl-C or a kill the
+same command resumes from the finished files; after an error nothing is left behind.
 """
 
 from __future__ import annotations
@@ -56,15 +56,15 @@ if TYPE_CHECKING:
 
 DRAFT_IDS_FILE = "draft_ids.u32"
 NULL_ROW_FILE = "null_row.f32"
-#: bits -> least shares of the eager model's argmaxes an engine keeps (its own argmax, its four best)
+#: bits -> least shares of the eager model's argmaxes that an engine keeps (as its own argmax, among its four best)
 AGREEMENT = {32: (0.999, 0.999), 16: (0.99, 0.995), 8: (0.93, 0.98), 4: (0.7, 0.9)}
 ACCEPTANCE = 0.97
 
 
 def write_bundle(options: BundleOptions, console: Console | None = None) -> dict[str, Any]:
-    """Export as `options` say and return the bundle's report; with their `dry_run` only show the plan (returns {}).
+    """Export by `options` and return the bundle's report; with their `dry_run` only show the plan (returns {}).
 
-    console: where to tell what is done; None: stderr.
+    console: for progress; None: stderr.
 
     Raises BundleError, TargetError or DrafterError with one clear line; the output folder is then as it was.
     """
@@ -159,7 +159,7 @@ def _write_all(plan: BundlePlan, aside: Path, console: Console) -> dict[str, Any
 
 
 def _start_or_resume(plan: BundlePlan, aside: Path, console: Console) -> None:
-    """Keep finished engine files of an interrupted run of the same export; start afresh for any other."""
+    """Keep the finished engine files of an interrupted run of the same export; start afresh for any other."""
     wanted = {
         "target": plan.target.model_hash, "drafter": plan.drafter_hash, "profile": asdict(plan.profile),
         "backend": plan.options.backend, "max_context": plan.config.max_context, "format_version": FORMAT_VERSION,
@@ -183,7 +183,7 @@ def _start_or_resume(plan: BundlePlan, aside: Path, console: Console) -> None:
 def _write_engines(
     plan: BundlePlan, tensors: Arrays, aside: Path, manifest: Manifest, console: Console
 ) -> dict[str, dict[str, Any]]:
-    """Lower to every format that is not there yet; returns what each lowering reports."""
+    """Lower to every format that is missing; return the report of each lowering."""
     lowering = {}
     known = facts(manifest)
     for name in plan.options.format:
@@ -201,18 +201,18 @@ def _write_engines(
 
 
 def _note(aside: Path, name: str) -> Path:
-    """Return what says that the engine of a format is finished."""
+    """Return the file that marks the engine of a format as finished."""
     return aside / "work" / f"{name}.json"
 
 
 def _lowered(aside: Path, name: str) -> dict[str, Any] | None:
-    """Return what the lowering to a format reported, if its files are those that it wrote."""
+    """Return the report of lowering to a format, if its files are those that it wrote."""
     try:
         note = json.loads(_note(aside, name).read_bytes())
         if sha256_of([aside / file for file in note["files"]]) == list(note["files"].values()):
             table: dict[str, Any] = note["table"]
             return table
-    except (OSError, ValueError):  # none was finished, or a crash has taken it
+    except (OSError, ValueError):  # none was finished, or a crash has removed it
         pass
     return None
 
@@ -235,7 +235,7 @@ def _lower(plan: BundlePlan, tensors: Arrays, name: str, path: Path, known: dict
 
 
 def _manifest(plan: BundlePlan, folder: Path) -> Manifest:
-    """The manifest without its list of files, which `sign` adds."""
+    """Return the manifest without its list of files, which `sign` adds."""
     config, profile, target = plan.config, plan.profile, plan.target
     tokenizer = (folder / "tokenizer.json").read_bytes()
     worst = min(profile.bits, profile.embedding_bits)
@@ -276,7 +276,7 @@ def _manifest(plan: BundlePlan, folder: Path) -> Manifest:
 
 
 def _half(plan: BundlePlan, tensors: Arrays) -> DeviceHalf:
-    """The same in torch."""
+    """Build the same in torch."""
     from outrider_core.models.moa import device_half_of
 
     return device_half_of(plan.config, tensors)

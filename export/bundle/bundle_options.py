@@ -20,7 +20,7 @@ def open_understudy(name: str) -> TargetSource:
 
 @dataclass(frozen=True, kw_only=True)
 class BundleOptions:
-    """See `export bundle --help`. Raises OptionsError if a value is none of its choices."""
+    """See `export bundle --help`. Raises OptionsError if a value is not one of its choices."""
 
     target: TargetSource = target_option("alias, Hugging Face id or folder")
     drafter: Path | None = option(

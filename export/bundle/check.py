@@ -1,4 +1,4 @@
-"""`python -m export check`: prove again that a bundle is what its manifest says and drafts as the eager model does."""
+"""`python -m export check`: prove again that a bundle matches its manifest and drafts as the eager model does."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from outrider_core.targets.understudy import UnderstudyError
 def check_bundle(options: CheckOptions) -> list[str]:
     """Check everything and write the figures into the bundle's report; returns a line for each broken bound.
 
-    Hashes and metadata, parity on the target's own answers, and acceptance length if it is asked for. Raises
+    Checks hashes and metadata, parity on the target's own answers, and acceptance length if requested. Raises
     BundleError, TargetError or DrafterError if the bundle cannot even be compared.
     """
     console, folder = Console(stderr=True), options.bundle
@@ -107,7 +107,7 @@ def show(figures: dict[str, Any], manifest: Manifest, console: Console) -> None:
 def check_acceptance(
     bundle: Bundle, drafter: Path, target: str, half: DeviceHalf, prompts: list[str] | None = None, tokens: int = 64
 ) -> dict[str, Any]:
-    """Acceptance length tau of each engine over the eager drafter's, through a real verifier process on loopback.
+    """Measure tau of each engine over the eager drafter's, through a real verifier process on loopback.
 
     Greedy, the runtime's default trees, without prompt lookup, `tokens` tokens an answer. Returns {"eager": {...},
     "engines": {name: {"tau", "ratio", ...}}, ...}.

@@ -1,4 +1,4 @@
-"""How the engines of a bundle agree with the eager model in torch: what `export bundle` adds to its report."""
+"""Compare the engines of a bundle with the eager model in torch, for the report of `export bundle`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def add_comparison(
 ) -> None:
     """Compare each engine of the bundle in `folder` with `half`, and put the figures into `report`.
 
-    work: where the target's answers are kept, so that an interrupted export can continue.
+    work: folder for the target's answers, so that an interrupted export can continue.
     """
     files = open_target(plan.options.target)
     tensors = load_drafter(plan.drafter)[1]

@@ -1,8 +1,8 @@
 """The device half of an MoA drafter as an ONNX graph, built node by node from its tensors. No torch.
 
-One draft step, as `outrider_core.models.moa.DeviceHalf.forward` has it (arXiv 2410.03804, section 3): the token's
+It computes one draft step, as `outrider_core.models.moa.DeviceHalf.forward` (arXiv 2410.03804, section 3): the token's
 embedding, a self-attention block over the device's own tokens, a cross-attention block over feature rows, a norm and
-the LM head. Projections that read the same row are one product, and caches are read where they lie.
+the LM head. Projections that read the same row are one product, and caches are read in place.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from outrider_core.models.moa_config import MoAConfig
 from outrider_core.targets.builder import MICROSOFT, Builder, Tables
 
 Arrays = Mapping[str, NDArray[Any]]
-#: what MatMulNBits computes in: 4 = int8 activations, with one scale per block; 1 = float32, which unpacks the
-#: weights first and is several times slower. `export bundle` reports the argmax flips of both.
+#: arithmetic of MatMulNBits: 4 = int8 activations, with one scale per block; 1 = float32, which unpacks the weights
+#: first and is several times slower. `export bundle` reports the argmax flips of both.
 INT8_ACTIVATIONS = 4
 FLOAT_ACTIVATIONS = 1
 
@@ -29,8 +29,8 @@ FLOAT_ACTIVATIONS = 1
 class DrafterGraph:
     """Builds the graph of one drafter.
 
-    tensors: by the names of a `DeviceHalf`'s state, "embedding.weight" [vocab, hidden] and "head.weight"
-    [draft_vocab, hidden] of the target among them. tables: where large ones go.
+    tensors: named as in a `DeviceHalf`'s state, with the target's "embedding.weight" [vocab, hidden] and "head.weight"
+    [draft_vocab, hidden]. tables: stores large ones.
     """
 
     def __init__(self, config: MoAConfig, tensors: Arrays, profile: Profile, tables: Tables) -> None:
@@ -38,7 +38,7 @@ class DrafterGraph:
         self.graph = Builder(tables)
 
     def build(self) -> onnx.ModelProto:
-        """Inputs and outputs as `outrider_core.drafting.engines` names them."""
+        """Build it with inputs and outputs named as in `outrider_core.drafting.engines`."""
         config, graph = self.config, self.graph
         heads, size = config.sa_kv_heads, config.head_dim
         integer, real = TensorProto.INT64, TensorProto.FLOAT
@@ -78,7 +78,7 @@ class DrafterGraph:
     # blocks
 
     def _self_attention(self, x: str, turn: list[str], past: list[str], mask: str) -> str:
-        """x [n, width] normalised, over the past [past, kv_heads, head_dim] and itself."""
+        """Attend with normalised x [n, width] to the past [past, kv_heads, head_dim] and itself."""
         config, graph, name = self.config, self.graph, "self_attention.self_attn"
         heads, kv, size = config.heads, config.sa_kv_heads, config.head_dim
         joined = self._linear(f"{name}.qkv", x, *(f"{name}.{part}_proj" for part in "qkv"))
@@ -87,7 +87,7 @@ class DrafterGraph:
         query, key = graph.ops("Split", query_key, graph.ints(heads * size, kv * size), names=2, axis=1)
         key = graph.op("Reshape", key, graph.ints(-1, kv, size), name="new_keys")
         value = graph.op("Reshape", value, graph.ints(-1, kv, size), name="new_values")
-        # joined, as ONNX Runtime's product of a transposed batch does not take an empty cache
+        # joined, as ONNX Runtime's product of a transposed batch does not support an empty cache
         keys, values = (graph.op("Concat", old, new, axis=0) for old, new in zip(past, (key, value), strict=True))
         shape = graph.op("Concat", graph.ints(heads), graph.op("Shape", mask), axis=0)
         scores = graph.op("Reshape", self._scores(self._folded(query, kv), keys), shape)
@@ -97,21 +97,21 @@ class DrafterGraph:
         return self._unfolded(name, mixed, kv)
 
     def _cross_attention(self, x: str, turn: list[str], rows: list[str]) -> str:
-        """x [n, width] normalised, over the feature rows [m, kv_heads, head_dim]."""
+        """Attend with normalised x [n, width] to the feature rows [m, kv_heads, head_dim]."""
         graph, kv, name = self.graph, self.config.ca_kv_heads, "cross_attention.self_attn"
         query = self._folded(self._rotated(self._linear(f"{name}.q_proj", x, f"{name}.q_proj"), turn), kv)
         weights = graph.op("Softmax", self._scores(query, rows[0]), axis=-1)
         return self._unfolded(name, self._mixed(weights, rows[1]), kv)
 
     def _rotated(self, x: str, turn: list[str]) -> str:
-        """Rotary positions of x [n, heads * head_dim]; `turn` has a row for each of its rows."""
+        """Rotate x [n, heads * head_dim] by its positions; `turn` has a row for each of its rows."""
         graph = self.graph
         batched = graph.op("Unsqueeze", x, graph.ints(0))
         turned = graph.op("RotaryEmbedding", batched, graph.ints(0), *turn, domain=MICROSOFT)
         return graph.op("Squeeze", turned, graph.ints(0))
 
     def _folded(self, query: str, kv: int) -> str:
-        """[n, heads * head_dim] -> [kv, group * n, head_dim]: the heads that share keys stand below each other."""
+        """Reshape [n, heads * head_dim] to [kv, group * n, head_dim], stacking the heads that share keys."""
         config, graph = self.config, self.graph
         by_head = graph.op("Reshape", query, graph.ints(-1, kv, config.heads // kv, config.head_dim))
         return graph.op(
@@ -119,7 +119,7 @@ class DrafterGraph:
         )
 
     def _unfolded(self, name: str, mixed: str, kv: int) -> str:
-        """[kv, group * n, head_dim] -> the attention's output [n, width]."""
+        """Reshape [kv, group * n, head_dim] to the attention's output [n, width]."""
         config, graph = self.config, self.graph
         by_head = graph.op("Reshape", mixed, graph.ints(kv, config.heads // kv, -1, config.head_dim))
         joined = graph.op("Transpose", by_head, perm=[2, 0, 1, 3])
@@ -127,12 +127,12 @@ class DrafterGraph:
         return self._linear(f"{name}.o_proj", joined, f"{name}.o_proj")
 
     def _scores(self, query: str, keys: str) -> str:
-        """query [kv, r, d] on keys [m, kv, d], which are read where they lie -> [kv, r, m]."""
+        """Multiply query [kv, r, d] by keys [m, kv, d], which are read in place -> [kv, r, m]."""
         scale = self.config.head_dim**-0.5
         return self.graph.op("FusedMatMul", query, keys, domain=MICROSOFT, transB=1, transBatchB=1, alpha=scale)
 
     def _mixed(self, weights: str, values: str) -> str:
-        """weights [kv, r, m] of values [m, kv, d] -> [kv, r, d]."""
+        """Multiply weights [kv, r, m] by values [m, kv, d] -> [kv, r, d]."""
         return self.graph.op("FusedMatMul", weights, values, domain=MICROSOFT, transBatchB=1)
 
     def _mlp(self, name: str, x: str) -> str:
@@ -143,7 +143,7 @@ class DrafterGraph:
         return self._linear(f"{name}.down_proj", graph.op("Mul", gate, up), f"{name}.down_proj")
 
     def _add_and_norm(self, x: str, residual: str, norm: str) -> tuple[str, str]:
-        """(the normalised sum, the sum)."""
+        """Return (the normalised sum, the sum)."""
         graph = self.graph
         names = [graph.fresh(), "", "", graph.fresh()]
         graph.ops(
@@ -161,12 +161,12 @@ class DrafterGraph:
         return self.graph.constant(norm, self._float(f"{norm}.weight"))
 
     def _linear(self, name: str, x: str, *parts: str) -> str:
-        """x [n, K] times the transposes of the weights of `parts`, side by side."""
+        """Multiply x [n, K] by the transposes of the weights of `parts`, side by side."""
         weight = np.concatenate([self._float(f"{part}.weight") for part in parts])
         return self._product(name, x, weight, self.profile.bits)
 
     def _product(self, name: str, x: str, weight: NDArray[np.float32], bits: int, output: str = "") -> str:
-        """x [n, K] times the transpose of weight [N, K], stored as table `name`."""
+        """Multiply x [n, K] by the transpose of weight [N, K], stored as table `name`."""
         graph = self.graph
         if bits not in BLOCKS:
             return graph.op("Gemm", x, self._floats(name, weight, bits), transB=1, name=output)
@@ -177,14 +177,14 @@ class DrafterGraph:
         )  # fmt: skip
 
     def _floats(self, name: str, weight: NDArray[np.float32], bits: int) -> str:
-        """Table `name` in float32, stored in 16 or 32 bits."""
+        """Return table `name` in float32, stored in 16 or 32 bits."""
         if bits == 32:
             return self.graph.table(name, lambda: weight)
         stored = self.graph.table(name, lambda: weight.astype(np.float16))
         return self.graph.op("Cast", stored, to=TensorProto.FLOAT)
 
     def _blocks(self, name: str, weight: NDArray[np.float32], bits: int) -> tuple[str, str]:
-        """(packed, scales) of table `name`."""
+        """Return (packed, scales) of table `name`."""
         packed, scales = f"{name}.packed", f"{name}.scales"
         if packed not in self.graph.tensors:
             values = quantise(weight, bits)
@@ -193,7 +193,7 @@ class DrafterGraph:
         return packed, scales
 
     def _rows(self, name: str, weight: NDArray[np.float32], bits: int, index: str) -> str:
-        """Rows `index` of table `name` in float32."""
+        """Return rows `index` of table `name` in float32."""
         graph = self.graph
         if bits not in BLOCKS:
             rows = graph.table(name, lambda: weight if bits == 32 else weight.astype(np.float16))
@@ -214,7 +214,7 @@ class DrafterGraph:
         return values
 
     def _embedding(self, tokens: str) -> str:
-        """tokens [n] -> [n, width]. The LM head's table serves the draft vocabulary's tokens where it is tied to it."""
+        """Look up tokens [n] -> [n, width]. If the LM head is tied, its table serves the draft vocabulary's tokens."""
         graph, bits = self.graph, self.profile.embedding_bits
         weight, head, ids = self._float("embedding.weight"), self._float("head.weight"), self.tensors["draft_ids"]
         ids = ids.astype(np.int64)

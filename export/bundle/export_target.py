@@ -1,4 +1,4 @@
-"""What a bundle takes of its target: tokenizer, chat template, embedding and LM head. No torch."""
+"""The parts of a target that a bundle needs: tokenizer, chat template, embedding and LM head. No torch."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from outrider_core.targets.source import TargetError, TargetSource, chat_tokeniz
 from outrider_core.targets.weights import Floats, GgufWeights, Weights, folder_weights
 
 TOKENIZER, TOKENIZER_CONFIG, CHAT_TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
-#: what some tokenizers have beside these two
+#: files that some tokenizers have beside these two
 _MORE_FILES = ("special_tokens_map.json",)
 
 
 @dataclass(frozen=True)
 class ExportTarget:
-    """A target's files, of which nothing large is in memory."""
+    """A target's files; nothing large is in memory."""
 
     source: TargetSource
     config: TargetConfig
 
     @classmethod
     def open(cls, source: TargetSource) -> ExportTarget:
-        """Raises TargetError with one clear line on anything missing, broken or unsupported."""
+        """Open a target. Raises TargetError with one clear line on anything missing, broken or unsupported."""
         if source.prepared:
             raise TargetError(f"{source.name} is a target bundle, which holds no embedding in float; give its model")
         try:
@@ -61,7 +61,7 @@ class ExportTarget:
 
     @cached_property
     def chat(self) -> ChatTokenizer:
-        """Its chat template; of a GGUF file without tokens. Raises TargetError."""
+        """Return its chat template; for a GGUF file without tokens. Raises TargetError."""
         if isinstance(self._weights, GgufWeights):
             return gguf_chat(self._weights.fields)
         try:
@@ -70,7 +70,7 @@ class ExportTarget:
             raise TargetError(f"{self.name}: {error}") from None
 
     def tables(self) -> tuple[Floats, Floats]:
-        """(token embedding, LM head), each float32 [vocab, hidden_size]; one array where they are tied."""
+        """Return (token embedding, LM head), each float32 [vocab, hidden_size]; the same array if they are tied."""
         try:
             embedding = self._weights.read("embed_tokens")
             return embedding, embedding if self.config.tie_word_embeddings else self._weights.read("lm_head")
@@ -78,7 +78,7 @@ class ExportTarget:
             raise TargetError(f"{self.name}: {error}") from None
 
     def write_tokenizer(self, folder: Path) -> None:
-        """Put tokenizer and chat template into `folder`. Raises BundleError where there is no fast tokenizer."""
+        """Put tokenizer and chat template into `folder`. Raises BundleError if there is no fast tokenizer."""
         path = self.source.path
         if isinstance(self._weights, GgufWeights):
             write_tokenizer(self._weights.fields, folder)

@@ -1,4 +1,4 @@
-"""What an engine file says of itself, and the bounds that a bundle promises."""
+"""Metadata of engine files, and the bounds that a bundle promises."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import onnx
 from outrider_core.drafting.bundle import Bundle, BundleError, Manifest
 from outrider_core.drafting.drafter import MAX_WIDTH
 
-#: what engines were compared on, in reports
+#: texts that engines were compared on, in reports
 TARGET_ANSWERS, RANDOM_ROWS = "the target's own answers", "random feature rows (the target does not fit into memory)"
 
 
 def facts(manifest: Manifest) -> dict[str, Any]:
-    """Return what a runner needs to know, as constant methods of a .pte and properties of an ONNX model.
+    """Return a runner's metadata, as constant methods of a .pte and properties of an ONNX model.
 
     Names follow ExecuTorch's LLM runners where they mean the same.
     """
@@ -40,7 +40,7 @@ def facts(manifest: Manifest) -> dict[str, Any]:
 
 
 def check_metadata(bundle: Bundle, name: str) -> None:
-    """Raise BundleError where the engine file's own facts differ from the manifest."""
+    """Raise BundleError if the engine file's own facts differ from the manifest."""
     path = bundle.path(bundle.manifest.engines[name].file)
     if name == "onnx":
         model = onnx.load(path, load_external_data=False)
@@ -59,7 +59,7 @@ def check_metadata(bundle: Bundle, name: str) -> None:
 
 
 def broken_bounds(report: dict[str, Any], manifest: Manifest) -> list[str]:
-    """Return one line for each bound of the manifest that the figures break.
+    """Return one line for each bound of the manifest that the figures violate.
 
     Agreement on random rows is not a bound: logits there are closer together than a trained drafter's are.
     """

@@ -12,8 +12,8 @@ from outrider_core.drafting.bundle import Bundle
 from outrider_core.drafting.engines import Engine, Floats, Ints
 from outrider_core.models.moa_config import MoAConfig
 
-#: an argmax flip counts as one at a near-tie where the eager model's first two logits are closer than this
-#: (the second is then at least 60 % as likely as the first)
+#: an argmax flip is at a near-tie if the eager model's first two logits are closer than this (the second is then at
+#: least 60 % as likely as the first)
 NEAR_TIE = 0.5
 
 
@@ -21,9 +21,9 @@ NEAR_TIE = 0.5
 class Parity:
     """Agreement of an engine with the eager device half on `steps` drafted tokens.
 
-    top1_agreement: share of equal argmaxes. top4_agreement: share of steps whose eager argmax is among the
-    engine's four best. flips: unequal argmaxes, flips_at_near_ties: of these, where the eager model was torn
-    (NEAR_TIE). eager_hits, hits: share of steps whose argmax is the target's own next token.
+    top1_agreement: share of equal argmaxes. top4_agreement: share of steps whose eager argmax is among the engine's
+    four best. flips: unequal argmaxes, flips_at_near_ties: those at a near-tie of the eager model (NEAR_TIE).
+    eager_hits, hits: share of steps whose argmax is the target's own next token.
     """
 
     steps: int
@@ -67,7 +67,7 @@ def compare(engine: Engine, eager: Engine, config: MoAConfig, bundle: Bundle, pa
 
 
 def _one(got: Floats, exact: Floats, draft_ids: Ints, following: Ints) -> Floats:
-    """-> [LOOKAHEAD, 7], a column for each figure that is averaged."""
+    """Return [LOOKAHEAD, 7], a column for each figure that is averaged."""
     first, best = exact.argmax(-1), got.argmax(-1)
     width = min(4, exact.shape[1])
     top4 = np.argpartition(-got, width - 1, -1)[:, :width]

@@ -1,4 +1,4 @@
-"""What an export will write and need, worked out before anything heavy starts."""
+"""The plan of an export, with its sizes and needs, made before anything heavy starts."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from outrider_core.targets.config import TargetConfig, UnsupportedTarget
 from outrider_core.targets.source import TargetError, TargetSource
 
 FORMATS = {"onnx": "drafter.onnx", "executorch": "drafter.pte"}
-#: bits of embedding and LM head where --embedding-bits does not say: the head decides the argmax, so not 4
+#: bits of embedding and LM head without --embedding-bits: the head decides the argmax, so not 4
 EMBEDDING_BITS = {"fp32": 32, "fp16": 16, "int8": 8, "int4": 8}
 #: ExecuTorch's and others' names for the same
 QUANT_NAMES = {"8da8w": "int8", "8da4w": "int4", "none": "fp32", **{name: name for name in BITS}}
-#: memory of the process itself, and copies of an engine's weights alive at once while it is lowered (measured)
+#: memory of the process itself, and copies of an engine's weights in memory while it is lowered (measured)
 BASE_BYTES = 1_200_000_000
 COPIES = {"onnx": 4, "executorch": 6}
-#: share of the free memory the target may take in float32 to be run for the comparison; else rows are random
+#: share of the free memory that the target may take in float32 for the comparison; beyond it, rows are random
 TARGET_SHARE = 0.6
 
 
@@ -39,7 +39,7 @@ class BundlePlan:
     """The steps of a bundle's export. Sizes in bytes.
 
     compared: engines are compared with the eager model, for which torch is needed. load_target: on answers that the
-    target writes now, else on random rows.
+    target writes now, otherwise on random rows.
     """
 
     options: BundleOptions
@@ -59,7 +59,7 @@ class BundlePlan:
 
 
 def make_plan(options: BundleOptions, target: ExportTarget, drafter: Path) -> BundlePlan:
-    """Open the drafter in its folder, refuse what cannot work, and estimate.
+    """Open the drafter in its folder, refuse impossible options, and estimate.
 
     Raises BundleError, DrafterError or TargetError with one clear line.
     """
@@ -102,7 +102,7 @@ def make_plan(options: BundleOptions, target: ExportTarget, drafter: Path) -> Bu
 
 
 def _links(options: BundleOptions) -> bool:
-    """Return whether the understudy will be hard links to a copy that is in the cache."""
+    """Return whether the understudy will be hard links to a copy in the cache."""
     source = options.understudy
     if source is None or source.prepared:
         return False
@@ -140,7 +140,7 @@ def _check_options(options: BundleOptions) -> Profile:
 
 
 def check_output(output: Path) -> None:
-    """Raise BundleError where a bundle must not be written."""
+    """Raise BundleError if a bundle must not be written to this folder."""
     taken = not output.is_dir() or any(output.iterdir()) if output.exists() else False
     if taken and not (output / MANIFEST).is_file():
         raise BundleError(f"{output} exists and is not a bundle; choose an empty or new --output-dir")
@@ -160,13 +160,13 @@ def target_fits(target: TargetConfig) -> bool:
 
 
 def _float32_bytes(target: TargetConfig) -> int:
-    """Memory of the whole target in float32, but for its norms."""
+    """Return the memory of the whole target in float32, except for its norms."""
     table = 0 if target.tie_word_embeddings else target.vocab_size * target.hidden_size
     return 4 * (target.linear_weights + table)
 
 
 def check_resources(plan: BundlePlan) -> None:
-    """Raise BundleError if disk or memory will not do."""
+    """Raise BundleError if disk or memory is too small."""
     remedy = "close other programs, or export one --format at a time"
     if why := lacking(plan.options.output_dir, plan.disk_bytes, plan.memory_bytes, remedy):
         raise BundleError(why)

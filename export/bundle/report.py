@@ -16,8 +16,8 @@ REPORTS = ("report.json", "report.md")
 def put_section(folder: Path, key: str, figures: dict[str, Any], section: str) -> None:
     """Put `figures` into report.json (`key`) and `section`, which begins with its "## ..." line, into report.md.
 
-    An older section of that heading is replaced, everything else stays. Both files are complete before either takes
-    its name. Raises BundleError with one clear line if the report cannot be read or written.
+    An older section of that heading is replaced, everything else stays. Both files are complete before either gets its
+    name. Raises BundleError with one clear line if the report cannot be read or written.
     """
     paths = [folder / name for name in REPORTS]
     report = read_report(folder)
@@ -37,7 +37,7 @@ def put_section(folder: Path, key: str, figures: dict[str, Any], section: str) -
 
 
 def replace_section(text: str, section: str) -> str:
-    """`text` with the section of the same heading replaced by `section`, or with `section` at its end."""
+    """Return `text` with the section of the same heading replaced by `section`, or with `section` at its end."""
     lines = text.splitlines()
     heading = section.splitlines()[0]
     start = next((i for i, line in enumerate(lines) if line.strip() == heading), len(lines))
@@ -48,7 +48,7 @@ def replace_section(text: str, section: str) -> str:
 
 
 def read_report(folder: Path) -> dict[str, Any]:
-    """report.json of a bundle; {} where it has none. Raises BundleError with one clear line if it is broken."""
+    """Read report.json of a bundle; {} if there is none. Raises BundleError with one clear line if it is broken."""
     path = folder / REPORTS[0]
     if not path.is_file():
         return {}
@@ -59,7 +59,7 @@ def read_report(folder: Path) -> dict[str, Any]:
 
 
 def markdown(report: dict[str, Any]) -> str:
-    """report.md from report.json's content, as `export bundle` writes it."""
+    """Return report.md from report.json's content, as `export bundle` writes it."""
     lines = ["# Bundle report", "", f"Target {report['target']}. Measured on {report['machine']}.", ""]
     lines += ["| file | MB |", "|---|---|"]
     lines += [f"| {name} | {size / 1e6:.2f} |" for name, size in report["files"].items()]
@@ -112,7 +112,7 @@ def _acceptance(figures: dict[str, Any] | None) -> list[str]:
 
 
 def check_markdown(figures: dict[str, Any]) -> str:
-    """The section that `export check` writes."""
+    """Return the section of `export check`."""
     lines = ["## Check", "", f"Against the eager model, on {figures['compared_on']}:", ""]
     names = list(figures["engines"])
     lines += ["| figure | " + " | ".join(names) + " |", "|---|" + "---|" * len(names)]

@@ -15,7 +15,7 @@ PACKAGES = ("outrider", "torch", "onnx", "onnxruntime", "executorch", "torchao")
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of installed packages that write bundles."""
+    """Return the versions of the installed packages that write bundles."""
     found = {}
     for name in PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -24,7 +24,7 @@ def versions() -> dict[str, str]:
 
 
 def sign(manifest: Manifest, folder: Path) -> None:
-    """List every file an app ships with its sha256, and write the manifest."""
+    """List every shipped file with its sha256, and write the manifest."""
     for path in sorted(folder.iterdir()):
         if path.is_file() and path.name not in (MANIFEST, SERVER_HALF_FILE, "report.json", "report.md"):
             with path.open("rb") as file:

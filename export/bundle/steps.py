@@ -1,4 +1,4 @@
-"""Draft steps to lower, compare and time the device half on."""
+"""Draft steps for lowering, comparing and timing the device half."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from outrider_core.models.moa_config import MoAConfig
 from outrider_core.models.target import Target, TargetFiles
 from outrider_core.protocol.rows import RowShape, pack_rows, unpack_rows
 
-#: what every bundle is compared on: the target's own answers to these, one prompt a line
+#: prompts whose answers every bundle is compared on, one a line
 PROMPTS = (Path(__file__).parents[1] / "prompts.txt").read_text(encoding="utf-8").splitlines()
 ANSWER_TOKENS = 64
-#: tokens drafted behind every root, and from one root to the next
+#: tokens drafted after every root, and from one root to the next
 LOOKAHEAD = 6
 
 
 def example_inputs(config: MoAConfig, width: int, past: int, rows: int, seed: int = 0) -> tuple[torch.Tensor, ...]:
-    """Random inputs of one draft step, in the order of outrider_core.drafting.engines.INPUTS."""
+    """Return random inputs of one draft step, in the order of outrider_core.drafting.engines.INPUTS."""
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> torch.Tensor:
@@ -61,10 +61,10 @@ class Passage:
 def passages_for(
     files: TargetFiles, config: MoAConfig, tensors: dict[str, torch.Tensor], folder: Path, load: bool
 ) -> list[Passage]:
-    """Return what to compare on: the target's own answers, or without `load` the prompts with random rows.
+    """Return texts to compare on: the target's own answers, or without `load` the prompts with random rows.
 
-    Answers are kept in `folder`, so that an interrupted export continues with them. Raises BundleError where the
-    context is too short for either.
+    Answers are kept in `folder`, so that an interrupted export continues with them. Raises BundleError if the context
+    is too short for either.
     """
     passages = _target_passages(files, config, tensors, folder) if load else []
     if not passages:
@@ -87,7 +87,7 @@ def _target_passages(
 def target_passages(
     target: Target, server: ServerHalf, folder: Path, on_answers: Callable[[int], None]
 ) -> list[Passage]:
-    """The target's greedy answers to PROMPTS and their rows as on the wire; answers are kept in `folder`."""
+    """Return the target's greedy answers to PROMPTS, with rows as on the wire; answers are kept in `folder`."""
     answers = folder / "answers.jsonl"
     limit = server.config.max_context - ANSWER_TOKENS
     done = {row["index"] for row in read_answers(answers)}
@@ -117,7 +117,7 @@ def _rows(target: Target, server: ServerHalf, ids: torch.Tensor) -> Floats:
 
 
 def synthetic_passages(files: TargetFiles, config: MoAConfig) -> list[Passage]:
-    """The same for a target too large to load here: the prompts themselves, with random rows."""
+    """Return the same for a target too large to load here: the prompts themselves, with random rows."""
     rng = np.random.default_rng(0)
     passages = []
     for prompt in PROMPTS:
@@ -129,10 +129,9 @@ def synthetic_passages(files: TargetFiles, config: MoAConfig) -> list[Passage]:
 
 
 def follow(engine: Engine, config: MoAConfig, null_row: Floats | None, passage: Passage) -> Iterator[Floats]:
-    """Draft along the passage: logits [LOOKAHEAD, draft_vocab] behind every root that has as many tokens after it.
+    """Draft along the passage: logits [LOOKAHEAD, draft_vocab] after every root that has as many tokens after it.
 
-    Each step sees the rows before its root only. Keys and values are the engine's own, made in chunks as on a
-    device.
+    Each step sees only the rows before its root. Keys and values are the engine's own, made in chunks as on a device.
     """
     tokens, positions = passage.tokens, np.arange(len(passage.tokens))
     keys = np.zeros((0, config.sa_kv_heads, config.head_dim), np.float32)

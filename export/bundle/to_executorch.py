@@ -94,7 +94,7 @@ def _quantised(half: DeviceHalf, profile: Profile) -> DeviceHalf:
     )  # fmt: skip
 
     def bits(x: nn.Module, name: str) -> int:
-        """A linear's own bits: 4 want inputs in whole groups, others of that profile take 8. 0: not a linear."""
+        """Return a linear's own bits: 4 need inputs in whole groups, others of that profile get 8. 0: not a linear."""
         if not isinstance(x, nn.Linear):
             return 0
         wanted = profile.embedding_bits if name == "head" else profile.bits
@@ -106,7 +106,7 @@ def _quantised(half: DeviceHalf, profile: Profile) -> DeviceHalf:
 
 
 class LinearNorm(nn.Module):
-    """RMSNorm whose mean is a linear layer (bias: eps), which XNNPACK can take; it has no mean over a row."""
+    """RMSNorm whose mean is a linear layer (bias: eps), as XNNPACK has no mean over a row."""
 
     def __init__(self, norm: nn.RMSNorm) -> None:
         super().__init__()
@@ -126,7 +126,7 @@ def _inputs(half: DeviceHalf) -> tuple[torch.Tensor, ...]:
 
 
 def _shapes(max_context: int) -> tuple[dict[int, Any], ...]:
-    """Shapes of one program for every width, past and number of rows up to the limits."""
+    """Return the shapes of one program for every width, past and number of rows up to the limits."""
     dim = torch.export.Dim
     width, wanted = dim("width", min=1, max=MAX_WIDTH), dim("wanted", min=1, max=MAX_WIDTH)
     past, rows = dim("past", min=1, max=max_context + TREE_ROWS), dim("rows", min=1, max=max_context + 1)

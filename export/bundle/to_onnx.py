@@ -19,15 +19,15 @@ from outrider_core.drafting.engines.onnx import OnnxEngine
 from outrider_core.models.moa_config import MoAConfig
 from outrider_core.targets.builder import OPSET
 
-#: tensors of at least this many bytes stand in a file of their own, which ONNX Runtime maps into memory: the rows of
-#: an embedding that no text needs then cost nothing. Smaller ones are better read: once packed, they are freed.
+#: tensors of at least this many bytes are stored in a separate file, which ONNX Runtime maps into memory: embedding
+#: rows that no text needs then cost nothing. Smaller ones are read instead, and freed once packed
 DATA_FROM = 1 << 21
-#: where they begin in it, so that they can be mapped
+#: their alignment in it, so that they can be mapped
 ALIGNMENT = 4096
 
 
 class LargeTensors:
-    """Tensors of `DATA_FROM` bytes and more go into the file `path`, which is only there if there are any.
+    """Writes tensors of `DATA_FROM` bytes and more to the file `path`, which exists only if there are any.
 
     Use it as a context manager.
     """
@@ -77,12 +77,12 @@ def write_onnx(
 
 
 def data_file(path: Path) -> Path:
-    """Return where the large tensors of the ONNX file at `path` stand; not there if it has none."""
+    """Return the file with the large tensors of the ONNX file at `path`; it does not exist if there are none."""
     return path.with_name(f"{path.name}.data")
 
 
 def accuracy_levels(path: Path) -> Iterator[tuple[int, OnnxEngine]]:
-    """The quantised file at `path` with int8 and with float32 activations: (accuracy_level, engine)."""
+    """Open the quantised file at `path` with int8 and with float32 activations: (accuracy_level, engine)."""
     yield INT8_ACTIVATIONS, OnnxEngine(path)
     model = onnx.load(path, load_external_data=False)
     for node in model.graph.node:

@@ -1,4 +1,4 @@
-"""The token embedding of the device half on tables of a profile, in operators that ExecuTorch lowers."""
+"""The device half's token embedding in the formats of a profile, by operators that ExecuTorch lowers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Table(nn.Module):
 
 
 class BlockTable(nn.Module):
-    """The same in blocks of `bits`, read in float arithmetic only, which every backend has kernels for."""
+    """The same in blocks of `bits`, computed in float arithmetic only, which every backend supports."""
 
     packed: Tensor
     scales: Tensor
@@ -45,14 +45,14 @@ class BlockTable(nn.Module):
 
 
 def table(weight: Tensor, bits: int) -> Table | BlockTable:
-    """A table of `bits`: 32, 16, 8 or 4."""
+    """Return a table of `bits`: 32, 16, 8 or 4."""
     if bits in BLOCKS:
         return BlockTable(weight, bits)
     return Table(weight.half() if bits == 16 else weight)
 
 
 class SplitEmbedding(nn.Module):
-    """tokens [...] -> float32 [..., K]: `drafted` has the draft vocabulary's rows, `rest` the others."""
+    """Maps tokens [...] to float32 [..., K]: `drafted` has the draft vocabulary's rows, `rest` the others."""
 
     place: Tensor
 
@@ -69,7 +69,7 @@ class SplitEmbedding(nn.Module):
 
 
 def embedding(half: DeviceHalf, profile: Profile) -> nn.Module:
-    """The token embedding on tables of `profile`: in blocks, tokens that the device never drafts take fewer bits."""
+    """Return the embedding on tables of `profile`: in blocks, tokens that are never drafted take fewer bits."""
     weight, ids, bits = half.embedding.weight, half.draft_ids.long(), profile.embedding_bits
     if len(ids) == len(weight) or rare_bits(bits) == bits:
         return table(weight, bits)
@@ -79,7 +79,7 @@ def embedding(half: DeviceHalf, profile: Profile) -> nn.Module:
 
 
 def replace_norms(half: DeviceHalf, kind: Callable[[nn.RMSNorm], nn.Module]) -> None:
-    """Put `kind` of each RMSNorm in its place."""
+    """Replace each RMSNorm by its `kind`."""
     for module in list(half.modules()):
         for name, child in list(module.named_children()):
             if isinstance(child, nn.RMSNorm):
@@ -87,6 +87,6 @@ def replace_norms(half: DeviceHalf, kind: Callable[[nn.RMSNorm], nn.Module]) -> 
 
 
 def without_tables(half: DeviceHalf) -> DeviceHalf:
-    """A deep copy of everything but the embedding and the LM head, which may hold gigabytes."""
+    """Return a deep copy without the embedding and the LM head, which may hold gigabytes."""
     kept = {id(half.embedding): nn.Identity(), id(half.head): nn.Identity()}
     return copy.deepcopy(half, kept)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Put an understudy into a bundle: a complete model with the target's vocabulary, for writing without a link."""
+"""Put an understudy into a bundle: a complete model with the target's vocabulary, for offline writing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from outrider_core.targets.bundle import MANIFEST_FILE, TargetBundleError
 from outrider_core.targets.cached import cached_target
 from outrider_core.targets.source import TargetSource
 
-#: share of the target's tokens that an understudy must have
+#: least share of the target's tokens that an understudy must have
 LEAST_SHARED = 0.99
 
 
@@ -28,8 +28,8 @@ def write_understudy(
 ) -> UnderstudyEntry:
     """Put a model into the bundle's folder for it.
 
-    bits: of its weights; a target bundle has its own. It comes from the cache, where it is made unless it is there.
-    done(step, steps): after every step of that. Raises BundleError and TargetError.
+    bits: of its weights; a target bundle has its own. It comes from the cache, and is made there if missing. done(step,
+    steps): called after every step of that. Raises BundleError and TargetError.
     """
     try:
         model = cached_target(source, done, bits=bits)
@@ -60,7 +60,7 @@ def write_understudy(
 
 
 def _link_or_copy(source: str, place: str) -> None:
-    """The same bytes on the disk where both lie on one file system: a finished file is never written to."""
+    """Link a file if both paths are on one file system, else copy it: finished files are never changed."""
     try:
         os.link(source, place)
     except OSError:
@@ -68,9 +68,9 @@ def _link_or_copy(source: str, place: str) -> None:
 
 
 def _differ(own: dict[str, int], wanted: dict[str, int], rows: int) -> str:
-    """Return why text in the target's ids is not text to an understudy; "" if it is, but for a few added tokens.
+    """Return why text in the target's ids is not valid for an understudy; "" if it is, except for a few added tokens.
 
-    own, wanted: ids by text, of the understudy and of the target. rows: ids that the understudy knows at most.
+    own, wanted: ids by text, of the understudy and of the target. rows: most ids that the understudy knows.
     """
     if moved := next((text for text in wanted if own.get(text, wanted[text]) != wanted[text]), None):
         return f"{moved!r} is {own[moved]}, and {wanted[moved]} there"
@@ -85,7 +85,7 @@ def _differ(own: dict[str, int], wanted: dict[str, int], rows: int) -> str:
 
 
 def _vocabulary(folder: Path) -> dict[str, int]:
-    """Ids by text, in their order, without the tokens that fill a vocabulary up to its table's rows."""
+    """Return ids by text, in their order, without tokens that only pad the vocabulary to its table's rows."""
     vocabulary = Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab(with_added_tokens=True)
     by_id = sorted(vocabulary.items(), key=lambda entry: entry[1])
     return {text: index for text, index in by_id if text != f"[PAD{index}]"}

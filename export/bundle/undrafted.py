@@ -1,4 +1,4 @@
-"""Write a bundle without a drafter, in which the understudy drafts: nothing has to be trained."""
+"""Write a bundle without a drafter, in which the understudy drafts: no training is needed."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from outrider_core.models.moa_config import MoAConfig
 from outrider_core.targets.cached import cached_target
 from outrider_core.targets.source import TargetSource
 
-#: of a conversation, in tokens, unless --max-context or a model says otherwise
+#: most tokens of a conversation, unless --max-context or a model limits it
 CONTEXT = 4096
 
 
 def write_undrafted(options: BundleOptions, target: ExportTarget, console: Console) -> dict[str, Any]:
-    """Write what `options` say for `target`, of which there is no drafter, and return the report; {} for a dry run.
+    """Write a bundle for `target`, which has no drafter, by `options`; return the report, {} for a dry run.
 
     Raises BundleError or TargetError with one clear line; the output folder is then as it was.
     """
@@ -109,7 +109,7 @@ def _report(manifest: Manifest, understudy: UnderstudyEntry, folder: Path) -> di
 
 
 def _what_a_drafter_adds(target: ExportTarget) -> str:
-    """Return one line on what training a drafter for the target brings."""
+    """Return one line on what training a drafter for the target would improve."""
     shape = MoAConfig.for_target(target.config, target.model_hash)
     heads, wide = shape.heads * shape.head_dim, shape.hidden_size
     step = 2 * (2 * heads * wide + 3 * wide * shape.sa_mlp) + wide * shape.draft_vocab_size

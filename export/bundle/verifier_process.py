@@ -20,7 +20,7 @@ PLAIN_STREAMS = ("--lookup", "off")
 
 
 def free_port() -> int:
-    """A TCP port on loopback that was free a moment ago."""
+    """Return a TCP port on loopback that was free a moment ago."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -30,8 +30,8 @@ def free_port() -> int:
 class VerifierProcess:
     """A verifier on loopback. `arguments` are added to its command line; its output goes to `log`.
 
-    drafter: its folder; None: the installed one of its target, if there is one. module: the module to run; it must take
-    a verifier's options. trust: knows its certificate; None: it serves without.
+    drafter: its folder; None: the installed one of its target, if there is one. module: the module to run, with a
+    verifier's options. trust: knows its certificate; None: it serves without one.
     """
 
     def __init__(
@@ -83,13 +83,13 @@ class VerifierProcess:
             time.sleep(0.2)
 
     def kill(self) -> None:
-        """SIGKILL, as when a machine dies."""
+        """Send SIGKILL, as when a machine dies."""
         if self.process is not None:
             self.process.kill()
             self.process.wait()
 
     def stop(self) -> None:
-        """SIGTERM, then wait; SIGKILL after ten seconds."""
+        """Send SIGTERM and wait; SIGKILL after ten seconds."""
         if self.process is None or self.process.poll() is not None:
             return
         self.process.terminate()

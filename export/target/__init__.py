@@ -1,1 +1,1 @@
-"""The copy of a target that a CPU serves."""
+"""Make the copy of a target that a CPU serves."""

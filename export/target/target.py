@@ -1,7 +1,7 @@
-"""Make a target bundle, measure it, and put it in its place. No torch.
+"""Make a target bundle, measure it, and move it into place. No torch.
 
-What is under way lies aside, in a hidden folder: after Ctrl-C or a kill the same command continues from there; after an
-error nothing is left behind.
+Unfinished work is in a hidden folder: after Ctrl-C or a kill the same command resumes from there; after an error
+nothing is left behind.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from outrider_core.protocol.sampling import Sampling
 from outrider_core.targets.bundle import FORMAT_VERSION, TargetBundle, TargetBundleError
 from outrider_core.targets.source import TargetError
 
-#: in the folder under way
+#: folder of the unfinished work
 BUNDLE_FOLDER, ANSWERS_FILE, NOTE_FILE = "bundle", "answers.json", "note.json"
 REMEDY = "free some space there, or choose another --output-dir"
 
@@ -80,7 +80,7 @@ def _write_all(plan: TargetPlan, aside: Path) -> dict[str, Any]:
 
 
 def _start_or_resume(plan: TargetPlan, aside: Path) -> None:
-    """Keep what an interrupted export of the same has left."""
+    """Keep the files of an interrupted export of the same target."""
     note = json.dumps([plan.options.target.identity, plan.options.bits, plan.options.calibrate, FORMAT_VERSION])
     path = aside / NOTE_FILE
     if not path.is_file() or path.read_text() != note:
@@ -90,7 +90,7 @@ def _start_or_resume(plan: TargetPlan, aside: Path) -> None:
 
 
 def _make(plan: TargetPlan, folder: Path) -> TargetBundle:
-    from outrider_core.targets.convert import make_target_bundle  # takes memory, so only where it is needed
+    from outrider_core.targets.convert import make_target_bundle  # imported only here, as it takes memory
 
     source, bits, calibrate = plan.options.target, plan.options.bits, plan.options.calibrate
     with Meter(f"lowering to {'float32' if bits == 32 else f'{bits} bits'}", 1) as meter:
@@ -98,12 +98,12 @@ def _make(plan: TargetPlan, folder: Path) -> TargetBundle:
 
 
 def _told(meter: Meter) -> Callable[[int, int], None]:
-    """To be told that step `step` of `steps` was done, counted from 0."""
+    """Return a callback that shows step `step` of `steps`, counted from 0."""
     return lambda step, steps: meter.update(step + 1, "", steps)
 
 
 def _quality(plan: TargetPlan, aside: Path, bundle: TargetBundle) -> dict[str, Any]:
-    """Return how near the bundle is to the model in float32, on answers that the bundle writes."""
+    """Return how close the bundle is to the model in float32, on answers that the bundle writes."""
     from outrider_core.targets.answers import WrittenAnswer, write_answers
     from outrider_core.targets.quality import compare
     from outrider_core.targets.weights import open_weights
@@ -133,7 +133,7 @@ def _quality(plan: TargetPlan, aside: Path, bundle: TargetBundle) -> dict[str, A
 
 
 def _cost(folder: Path) -> dict[str, Any]:
-    """Return what `export.target.target_cost` measures."""
+    """Return the measurements of `export.target.target_cost`."""
     command = [sys.executable, "-m", "export.target.target_cost", str(folder)]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     if ended.returncode:

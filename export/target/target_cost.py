@@ -1,6 +1,6 @@
-"""`python -m export.target.target_cost BUNDLE`: what a target bundle takes on this machine, as JSON. No torch.
+"""`python -m export.target.target_cost BUNDLE`: measure a target bundle on this machine, as JSON. No torch.
 
-A process of its own, so that its memory is the bundle's.
+It is a separate process, so that its memory is the bundle's.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from outrider_core.targets.runner import PIECE_TOKENS, OnnxRunner
 WIDTHS = (1, 9, 17, 33)
 #: tokens before it, and timed steps of each width, in turns
 PAST, REPEATS = 128, 15
-#: tokens in memory when memory is looked at
+#: tokens in the pool when memory is measured
 HELD = 1024
 
 
 def measure_cost(folder: Path) -> dict[str, Any]:
-    """Seconds to load, median milliseconds of a step by width, and resident megabytes with HELD tokens."""
+    """Return seconds to load, median milliseconds of a step by width, and resident megabytes with HELD tokens."""
     bundle, process = open_target_bundle(folder), psutil.Process()
     held = min(HELD, bundle.max_positions - PIECE_TOKENS)
     began = time.perf_counter()

@@ -29,5 +29,5 @@ class TargetOptions:
 
     @property
     def calibrated(self) -> bool:
-        """Return whether weights are rounded by what their layers read."""
+        """Return whether weights are rounded by their layers' inputs."""
         return self.bits == 4 or (self.calibrate and self.bits == 8)

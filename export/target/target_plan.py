@@ -1,4 +1,4 @@
-"""What making a target bundle will write and need, worked out before anything heavy starts. No torch."""
+"""The plan of a target bundle, with its sizes and needs, made before anything heavy starts. No torch."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from outrider_core.targets.bundle import GRAPH_FILE, MANIFEST_FILE
 from outrider_core.targets.config import TargetConfig, UnsupportedTarget
 from outrider_core.targets.source import TargetError
 
-#: what the target is asked where no --prompts are given
+#: prompts for the target without --prompts
 PROMPTS_FILE = Path(__file__).parents[1] / "prompts.txt"
 #: memory of the process itself
 BASE_BYTES = 500_000_000
-#: bytes in memory for each weight of the embedding while it is written, and copies of the layer at work, in float32
+#: bytes in memory per weight of the embedding while it is written, and float32 copies of the layer in progress
 WRITTEN_BYTES, LAYER_COPIES = 3, 4
-#: processor time for a weight, in seconds: to round it, and for each token of the comparison (a 2.5 GHz Xeon)
+#: processor seconds per weight: for rounding it, and per token of the comparison (a 2.5 GHz Xeon)
 ROUNDING, COMPARING = 1.5e-7, 2e-10
-#: a graph's weights that are in memory at once while it is loaded, over their size on disk (measured)
+#: memory of a graph's weights while it is loaded, as a multiple of their size on disk (measured)
 LOADED = {4: 4.5, 8: 1.5, 32: 2.0}
-#: how the weights are stored
+#: number format of the weights
 FORMATS = {
     4: "4-bit weights in blocks of 32, embedding and LM head 8 bits, calibrated on the target's own answers",
     8: "8-bit weights",
@@ -36,7 +36,7 @@ FORMATS = {
 
 @dataclass(frozen=True)
 class TargetPlan:
-    """Sizes in bytes, processor time in seconds. prompts: what the copy is asked to be compared with the model."""
+    """Sizes in bytes, processor time in seconds. prompts: for comparing the copy with the model."""
 
     options: TargetOptions
     config: TargetConfig
@@ -49,7 +49,7 @@ class TargetPlan:
 
 
 def make_plan(options: TargetOptions) -> TargetPlan:
-    """Look at the target's files, refuse what cannot work, and estimate. Raises TargetError with one clear line."""
+    """Read the target's files, refuse what is impossible, and estimate. Raises TargetError with one clear line."""
     _check_output(options.output_dir)
     source = options.target
     if source.prepared:
@@ -59,7 +59,7 @@ def make_plan(options: TargetOptions) -> TargetPlan:
     except UnsupportedTarget as error:
         raise TargetError(f"{source.name}: {error}") from None
     size, layer = bundle_bytes(config, options.bits), layer_bytes(config)
-    first = {4: 32, 8: 8}[options.bits] if options.calibrated else 0  # bits of the copy that writes
+    first = {4: 32, 8: 8}[options.bits] if options.calibrated else 0  # bits of the copy that writes the answers
     kept = bundle_bytes(config, first) if first else 0
     compared = options.compare and options.bits < 32
     prompts = [turns[0] for turns in read_prompts(options.prompts or [PROMPTS_FILE])]
@@ -81,13 +81,13 @@ def make_plan(options: TargetOptions) -> TargetPlan:
 
 
 def layer_bytes(config: TargetConfig) -> int:
-    """Return what one layer's weights take in float32."""
+    """Return the memory of one layer's weights in float32."""
     table = config.hidden_size * config.vocab_size
     return 4 * (config.linear_weights - table) // config.num_hidden_layers
 
 
 def bundle_bytes(config: TargetConfig, bits: int) -> int:
-    """About what a target bundle takes on disk."""
+    """Estimate the size of a target bundle on disk."""
     table = config.vocab_size * config.hidden_size
     positions = 4 * min(config.max_position_embeddings, MAX_TOKENS) * config.head_dim
     other = positions + 5_000_000  # the tokenizer's files and the graph
@@ -100,7 +100,7 @@ def bundle_bytes(config: TargetConfig, bits: int) -> int:
 
 
 def check_resources(plan: TargetPlan) -> None:
-    """Raise TargetError if disk or memory will not do."""
+    """Raise TargetError if disk or memory is too small."""
     remedy = "close other programs" + (", or add --no-compare" if plan.compared else "")
     if why := lacking(plan.options.output_dir, plan.disk_bytes, plan.memory_bytes, remedy):
         raise TargetError(why)

@@ -1,4 +1,4 @@
-"""The report of a target bundle: what it takes, and how near it is to the model that it was made from."""
+"""The report of a target bundle: its size, and how close it is to the model that it was made from."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from export.target.target_plan import FORMATS
 
 
 def describe(report: dict[str, Any]) -> list[str]:
-    """A few lines for a terminal."""
+    """Return a few lines for a terminal."""
     steps = ", ".join(f"{width}: {time}" for width, time in report["step_milliseconds"].items())
     lines = [
         f"{report['bytes'] / 1e6:.0f} MB on disk, {report['resident_megabytes']} MB in memory with "
@@ -21,7 +21,7 @@ def describe(report: dict[str, Any]) -> list[str]:
 
 
 def markdown(report: dict[str, Any]) -> str:
-    """report.md from report.json's content."""
+    """Return report.md from report.json's content."""
     lines = ["# Target bundle report", "", f"{report['target']}: {FORMATS[report['bits']]}."]
     lines += [f"Measured on {report['machine']}.", "", "| file | MB |", "|---|---|"]
     lines += [f"| {name} | {size / 1e6:.2f} |" for name, size in report["files"].items()]

@@ -1,1 +1,1 @@
-"""Drafters: the target's answers, training on them, and the reference's checkpoints."""
+"""Drafters: the target's answers, training on them, and the authors' checkpoints."""

@@ -1,8 +1,8 @@
 """Let the target answer the conversations that train a drafter, many at a time.
 
-A drafter learns to predict what the target writes, so its training text is the target's own. A slot whose
-conversation ends is refilled at once (continuous batching). Conversations are appended to a JSONL file as they end,
-so an interrupted run goes on where it stopped.
+A drafter learns to predict the target's text, so its training text is the target's own. A slot whose conversation ends
+is refilled at once (continuous batching). Conversations are appended to a JSONL file as they end, so an interrupted run
+resumes where it stopped.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from export.train.prompts import ChatFormat, Conversation, UserTurn
 from outrider_core.models.target import Target
 from outrider_core.targets.bundle import TargetBundle
 
-#: a self-written user turn is drawn at this temperature: greedily it would always be the same
+#: temperature of self-written user turns: greedily they would always be the same
 USER_TEMPERATURE = 0.8
-#: tokens of prompts that one forward pass reads, padding included; one longer prompt is read alone
+#: most tokens of prompts in one forward pass, padding included; one longer prompt is read alone
 PREFILL_TOKENS = 8192
-#: slots of which one is free before prompts are read: a pass over few tokens takes a GPU as long as one over many
+#: one in this many slots must be free before prompts are read: a GPU's pass over few tokens takes as long as over many
 SLOTS_PER_FREE = 16
 
 
@@ -40,7 +40,7 @@ class AnswerLimits:
 
 
 class OngoingConversation:
-    """One conversation as it grows: `ids` so far, `answers` the [begin, end) of what the target said in them."""
+    """A conversation as it grows: `ids` so far, `answers` the [begin, end) of the target's turns in them."""
 
     def __init__(self, index: int, plan: Conversation, chat: ChatFormat, limits: AnswerLimits) -> None:
         self.index, self.plan, self.chat, self.limits = index, plan, chat, limits
@@ -48,11 +48,11 @@ class OngoingConversation:
         self.answers: list[tuple[int, int]] = []
         self.turn = 0
         self.said = 0  # tokens before the user's turn
-        self.begin = 0  # of what is being written
+        self.begin = 0  # of the turn being written
         self.as_user = self.ended = False
 
     def open_turn(self, turn: UserTurn) -> bool:
-        """Put the user's turn behind what was said; False where it is too long."""
+        """Append the user's turn; False if it is too long."""
         self.said = len(self.ids)
         self.ids += self.chat.next(turn, self.ids[-1]) if self.ids else self.chat.first(turn)
         self.as_user, self.begin = turn.goes_on, len(self.ids)
@@ -64,7 +64,7 @@ class OngoingConversation:
 
     @property
     def unread(self) -> bool:
-        """The target has not read `ids` yet: another speaks now."""
+        """Whether the target has not read `ids` yet, as the user speaks next."""
         return len(self.ids) == self.begin
 
     def add(self, token: int, ends: set[int]) -> None:
@@ -135,7 +135,7 @@ class ConversationRunner:
                 yield OngoingConversation(index, self.plans[index], self.chat, self.limits)
 
     def _refill(self, waiting: Iterator[OngoingConversation], write: Callable[[OngoingConversation], None]) -> None:
-        """Once enough slots do not write, put conversations into the free ones and prefill them all."""
+        """Once enough slots are free, put conversations into them and prefill them all."""
         begun = False
         while unread := self._unread(waiting, write):
             used = sum(conversation is not None for conversation in self.slots)
@@ -150,7 +150,7 @@ class ConversationRunner:
     def _unread(
         self, waiting: Iterator[OngoingConversation], write: Callable[[OngoingConversation], None]
     ) -> dict[int, list[int]]:
-        """Slot -> ids of those that begin or have a new user turn, after ended ones have made room."""
+        """Return slot -> ids for conversations that begin or have a new user turn, after ended ones are gone."""
         unread = {}
         for slot, conversation in enumerate(self.slots):
             if conversation is not None and conversation.ended:
@@ -183,7 +183,7 @@ class ConversationRunner:
 
 
 def decoder_for(target: Target, bundle: TargetBundle | None, slots: int, capacity: int) -> Decoder:
-    """A decoder on the target's 8-bit copy, if there is one, or on the target itself."""
+    """Return a decoder on the target's 8-bit copy, if there is one, or on the target itself."""
     if bundle:
         return ExactDecoder(bundle, slots, capacity, torch.get_num_threads())
     return SlotDecoder(target, slots, capacity)
@@ -205,7 +205,7 @@ def generate_answers(
 
     Each line: {"index": int, "ids": [token ids], "answers": [[begin, end], ...]}, end-of-answer tokens included; one
     whose prompt is too long has no answers. `on_end(answer tokens)` is called with each. bundle: the target's 8-bit
-    copy, if that is to write.
+    copy, if it writes the answers.
     """
     with append_to(path) as file:
 
@@ -218,7 +218,7 @@ def generate_answers(
 
 
 def read_answers(path: Path) -> Iterator[dict[str, Any]]:
-    """Rows of an answers file. What a crash has left of a line is none: half of it, or zeros."""
+    """Yield the rows of an answers file, except a line that a crash has damaged: half of it, or zeros."""
     for line in path.read_bytes().splitlines() if path.is_file() else []:
         with suppress(ValueError):
             yield json.loads(line)

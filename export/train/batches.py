@@ -1,9 +1,9 @@
-"""What one step of training sees: batches under the lagged masks of the MoA paper (arXiv 2410.03804).
+"""Batches for a training step, under the lagged masks of the MoA paper (arXiv 2410.03804).
 
-Within a window that begins at a root position r, every query sees the feature rows of tokens 0..r-1 and nothing
-younger, which is exactly what the device has while it drafts behind root r. Two deliberate changes: keys are strictly
-older than the root (the published lag 0 shows the drafter its own token's features, which never exist at run time),
-and the window's phase is random. docs/design.md lists what else differs.
+Within a window that begins at a root position r, every query sees the feature rows of tokens 0..r-1 and none younger,
+which is exactly what the device has while it drafts after root r. Two deliberate changes: keys are strictly older than
+the root (the published lag 0 shows the drafter its own token's features, which never exist at run time), and the
+window's phase is random. docs/design.md lists what else differs.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from export.train.features import OnlineFeatures, Sequence, sent
 from export.train.recipe import TrainSettings
 
 MASKED = -1e9
-#: batches, about, whose texts are sorted by length together; at least 400 texts are
+#: number of batches, roughly, whose texts are sorted by length together; at least 400 texts are
 BATCHES_SORTED = 16
 
 
 @dataclass(frozen=True)
 class TrainingBatch:
-    """B sequences padded to S tokens. Where `weight` is 0 nothing is learnt."""
+    """B sequences padded to S tokens. Nothing is learnt at positions of `weight` 0."""
 
     tokens: Tensor  # [B, S] int64
     kv: Tensor  # [B, S, layers, kv_width], in the target's number format
@@ -37,11 +37,11 @@ class TrainingBatch:
     lag: Tensor  # [B, S] int64, distance to the youngest visible row
     weight: Tensor  # [B, S] float
     answer: Tensor  # [B, S] bool: the next token is in an answer
-    learnt: Tensor  # [N] int64: where `weight` is not 0, as b * S + s
+    learnt: Tensor  # [N] int64: positions of `weight` other than 0, as b * S + s
 
 
 def draw_window(rng: random.Random, long_windows: float) -> int:
-    """Tokens drafted behind one root. Mostly what a tree needs; a heavy tail for offline spans."""
+    """Draw the tokens drafted after one root: mostly as for a tree, with a heavy tail for offline spans."""
     draw = rng.random()
     if draw >= long_windows:
         return rng.randint(3, 12)
@@ -49,17 +49,17 @@ def draw_window(rng: random.Random, long_windows: float) -> int:
 
 
 def _drawn_window(rng: random.Random, long_windows: float) -> tuple[int, int]:
-    """(window, phase)."""
+    """Return (window, phase)."""
     window = draw_window(rng, long_windows)
     return window, rng.randrange(max(1, window))
 
 
 def row_masks_of(length: int, windows: Tensor, phases: Tensor, alone: Tensor) -> tuple[Tensor, Tensor]:
-    """The lagged cross-attention masks of B texts: (additive [B, length, length + 1], lag [B, length]).
+    """Return the lagged cross-attention masks of B texts: (additive [B, length, length + 1], lag [B, length]).
 
     Query i belongs to the window whose root is the largest r <= i with r = phase (mod window), and sees the null row
     (column 0) and the rows of tokens j < r. windows, phases [B] int64: window 0 shows the null row only. alone [B]
-    int64: where it is not 0, all queries from the last verified token, alone - 1, on have that one as their root.
+    int64: if it is not 0, all queries from the last verified token, alone - 1, on have that token as their root.
     """
     at = torch.arange(length, device=windows.device)
     windows, phases, last = windows[:, None], phases[:, None], alone[:, None] - 1
@@ -72,7 +72,7 @@ def row_masks_of(length: int, windows: Tensor, phases: Tensor, alone: Tensor) ->
 
 
 def row_mask_of(length: int, window: int, phase: int) -> tuple[Tensor, Tensor]:
-    """The same of one text that the target wrote: (additive [length, length + 1], lag [length])."""
+    """Return the same for one text that the target wrote: (additive [length, length + 1], lag [length])."""
     mask, lag = row_masks_of(length, torch.tensor([window]), torch.tensor([phase]), torch.tensor([0]))
     return mask[0], lag[0]
 
@@ -80,7 +80,7 @@ def row_mask_of(length: int, window: int, phase: int) -> tuple[Tensor, Tensor]:
 def build_batch(
     features: OnlineFeatures, indices: list[int], rng: random.Random, settings: TrainSettings
 ) -> TrainingBatch:
-    """The batch of these texts, on the device where their features are: on a GPU its masks are made there."""
+    """Return the batch of these texts, on the device of their features: on a GPU its masks are made there."""
     sequences = [features.sequences[i] for i in indices]
     kv, hidden = features.batch(indices)
     device, dtype = kv.device, features.target.model.dtype
@@ -99,7 +99,7 @@ def build_batch(
     whether = torch.where(answer, 1.0, elsewhere)
     decayed = (settings.lag_decay ** (lag - 1).float()).clamp(min=0.25)
     weight = decayed * sent(whether, device)
-    learnt = whether.flatten().nonzero()[:, 0]  # here, as a GPU would have to be waited for
+    learnt = whether.flatten().nonzero()[:, 0]  # here, as reading it from a GPU would wait
     causal = torch.full((size, size), MASKED, device=device).triu(1)[None]
     return TrainingBatch(
         sent(tokens, device), kv.to(dtype), hidden.to(dtype), causal, row_mask, lag, weight, sent(answer, device),
@@ -108,7 +108,7 @@ def build_batch(
 
 
 def epoch_order(sequences: Seq[Sequence], batch_tokens: int, seed: int) -> list[list[int]]:
-    """Batches of similar length (little padding), at most `batch_tokens` padded tokens unless one sequence has more.
+    """Return batches of similar length (little padding), at most `batch_tokens` padded tokens or a single sequence.
 
     In random order, the same for the same seed.
     """
@@ -131,7 +131,7 @@ def epoch_order(sequences: Seq[Sequence], batch_tokens: int, seed: int) -> list[
 
 
 def draft_vocabulary(sequences: Seq[Sequence], size: int, vocab: int, always: tuple[int, ...]) -> Tensor:
-    """Ids of the `size` most frequent answer tokens [size] int32, ascending; ties and gaps: low ids first."""
+    """Return ids of the `size` most frequent answer tokens [size] int32, ascending; ties and gaps: low ids first."""
     counts: Counter[int] = Counter()
     for sequence in sequences:
         for begin, end in sequence.answers:

@@ -1,4 +1,4 @@
-"""How sure a drafter may be: the temperature at which its probabilities say how often it is right (arXiv 1706.04599).
+"""Calibrate a drafter: find the temperature at which its probabilities tell how often it is right (arXiv 1706.04599).
 
 A drafter learns the target's distribution. But greedy decoding always takes the likeliest token, so the drafter's first
 choice is the target's more often than its probability says.
@@ -11,10 +11,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-#: temperatures that are tried
+#: temperatures to try
 TEMPERATURES = tuple(round(0.3 + 0.05 * step, 2) for step in range(35))
 BINS = 15
-#: of fewer choices the temperature is noise
+#: fewer choices than this make the temperature noise
 LEAST_ROWS = 500
 
 
@@ -29,7 +29,7 @@ class Calibration(NamedTuple):
 
 
 class Calibrator:
-    """Collects what a drafter said and what the target chose."""
+    """Collects a drafter's logits and the target's choices."""
 
     def __init__(self) -> None:
         self._nats = torch.zeros(len(TEMPERATURES), dtype=torch.float64)
@@ -37,7 +37,7 @@ class Calibrator:
         self._right: list[Tensor] = []  # [rows]
 
     def add(self, logits: Tensor, chosen: Tensor) -> None:
-        """logits [rows, vocab] of the drafter, chosen [rows] the columns of the target's choices."""
+        """Add logits [rows, vocab] of the drafter, and chosen [rows], the columns of the target's choices."""
         x = logits.float()
         own, best = x.gather(1, chosen[:, None])[:, 0], x.amax(1)
         confidence = []
@@ -49,7 +49,7 @@ class Calibrator:
         self._right.append((own >= best).cpu())
 
     def result(self) -> Calibration | None:
-        """Of all that was added; None where that is too little to tell."""
+        """Return the calibration; None if there are too few choices."""
         if sum(map(len, self._right)) < LEAST_ROWS:
             return None
         one, number = TEMPERATURES.index(1.0), int(self._nats.argmin())

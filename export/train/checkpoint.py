@@ -19,7 +19,7 @@ from outrider_core.cache import expanded
 from outrider_core.models.moa_config import DrafterError
 
 MODULES = ("layer_self_attention", "self_attention", "cross_attention", "Ekv2E")
-#: the only one of MODULES' names that no other kind of checkpoint has: it tells the prefix
+#: the only one of MODULES' names that no other kind of checkpoint has: it identifies the prefix
 LANDMARK = "Ekv2E.weight"
 #: copies of the target's frozen tensors, and buffers
 FROZEN = re.compile(
@@ -34,7 +34,7 @@ CONVERT = (
 
 @dataclass(frozen=True)
 class Stored:
-    """One tensor of a checkpoint, not read yet."""
+    """A tensor of a checkpoint, not read yet."""
 
     file: Path
     name: str  # in the file
@@ -46,7 +46,7 @@ class Stored:
 class Checkpoint:
     """A checkpoint folder's config and table of contents. tensors: by the drafter's names.
 
-    stated: the folder has a config; where it has none, the target's is taken for it.
+    stated: the folder has a config; otherwise the target's is used.
     """
 
     name: str
@@ -103,12 +103,12 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def first_line(error: Exception) -> str:
-    """The first line of an error's message, or its type where it has none."""
+    """Return the first line of an error's message, or its type if it has none."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def _contents(folder: Path) -> dict[str, Stored]:
-    """Every tensor of the folder's safetensors file or shards, by its name there."""
+    """Return every tensor of the folder's safetensors file or shards, by its name there."""
     single, indexes = folder / "model.safetensors", sorted(folder.glob("*.safetensors.index.json"))
     if len(indexes) == 1 and not single.is_file():
         return _sharded(indexes[0])
@@ -121,7 +121,7 @@ def _contents(folder: Path) -> dict[str, Stored]:
 
 
 def _sharded(index: Path) -> dict[str, Stored]:
-    """The tensors that the index lists, each in the shard it says."""
+    """Return the tensors that the index lists, each in its shard."""
     shards = _json(index).get("weight_map")
     if not isinstance(shards, dict) or not all(isinstance(x, str) and Path(x).name == x for x in shards.values()):
         raise DrafterError(f"{index}: its weight_map must map tensors to files of the same folder")
@@ -144,7 +144,7 @@ def _header(file: Path) -> dict[str, Stored]:
 
 
 def _own(source: str, contents: dict[str, Stored]) -> dict[str, Stored]:
-    """The drafter's tensors by their names without prefix; copies of the target's are left out, strangers refused."""
+    """Return the drafter's tensors by name without prefix; the target's are left out, unknown ones refused."""
     prefixes = [name.removesuffix(LANDMARK) for name in contents if f".{name}".endswith(f".{LANDMARK}")]
     if not prefixes:
         raise DrafterError(f"{source}: no tensor {LANDMARK}, so this is not a MoA checkpoint in the authors' layout")
@@ -162,7 +162,7 @@ def _own(source: str, contents: dict[str, Stored]) -> dict[str, Stored]:
 
 
 def read_tensors(checkpoint: Checkpoint) -> dict[str, Tensor]:
-    """All tensors in their own number formats, float64 in float32, in which drafters are computed."""
+    """Return all tensors in their own number formats, except float64, which become float32."""
     tensors = {}
     for file in sorted({stored.file for stored in checkpoint.tensors.values()}):
         with safe_open(file, framework="pt") as opened:

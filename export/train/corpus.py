@@ -24,13 +24,13 @@ import numpy as np
 from export.quiet import quiet
 
 FORMAT = 1
-#: bytes that a corpus may unpack to, so that a hostile file cannot fill the memory
+#: most bytes that a corpus may unpack to, so that a hostile file cannot fill the memory
 LARGEST = 1 << 32
-#: of a number in it
+#: most bytes of a number in it
 MOST_BITS = 63
 
 
-#: how an xz stream begins
+#: the first bytes of an xz stream
 XZ = b"\xfd7zXZ"
 
 
@@ -55,9 +55,9 @@ def is_corpus(path: Path) -> bool:
 
 
 def pack(rows: Iterable[dict[str, Any]], manifest: dict[str, Any]) -> bytes:
-    """Rows of an answers file (`export.train.answers`) as a corpus.
+    """Pack rows of an answers file (`export.train.answers`) into a corpus.
 
-    Of rows with the same index the last counts; rows without an answer are kept, as they say that their prompt is done.
+    Of rows with the same index the last counts; rows without an answer are kept, as they mark their prompt as done.
     """
     unique = {row["index"]: row for row in rows}
     numbers, ids, previous, tokens = list[int](), list[int](), -1, 0
@@ -77,7 +77,7 @@ def pack(rows: Iterable[dict[str, Any]], manifest: dict[str, Any]) -> bytes:
 
 
 def unpack(data: bytes) -> tuple[dict[str, Any], Iterator[dict[str, Any]]]:
-    """(manifest, rows as an answers file has them). Raises CorpusError."""
+    """Return (manifest, rows as in an answers file). Raises CorpusError."""
     stored = _open(data)
     return stored.manifest, _rows(stored)
 
@@ -119,7 +119,7 @@ def _rows(stored: _Stored) -> Iterator[dict[str, Any]]:
 
 
 def _varints(values: list[int]) -> bytes:
-    """Non-negative integers, seven bits a byte, the lowest first; the highest bit says that more follow."""
+    """Encode non-negative integers, seven bits a byte, the lowest first; the highest bit marks that more follow."""
     out = bytearray()
     for value in values:
         while value > 0x7F:

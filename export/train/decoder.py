@@ -12,7 +12,7 @@ from transformers.modeling_utils import AttentionInterface
 
 from outrider_core.models.target import Target, head_dim_of
 
-#: columns of the cache that a captured step reads are a multiple of this
+#: a captured step reads a multiple of this many columns of the cache
 SPAN = 128
 
 
@@ -28,16 +28,16 @@ class Decoder(Protocol):
         """Append one token to every slot: tokens [slots] int64 -> logits [slots, vocab]."""
 
     def close(self) -> None:
-        """Give back what was taken."""
+        """Free memory and undo changes to the target."""
 
 
 class SlotDecoder:
     """`slots` sequences decoded in lock step over a static key/value cache.
 
-    Cache: keys and values [layers, slots * kv_heads, capacity, head_dim] in the model's dtype. Where that is a 16-bit
-    one, keys are kept as float32 on a CPU: in a trial at 96 slots and 600 tokens the score product took 3.8 ms instead
-    of 9.3 ms in bfloat16. On a GPU a step is captured as a CUDA graph: launching its many small kernels one by one
-    takes several times as long as they run.
+    Cache: keys and values [layers, slots * kv_heads, capacity, head_dim] in the model's dtype. If that is a 16-bit one,
+    keys are kept as float32 on a CPU: in a trial at 96 slots and 600 tokens the score product took 3.8 ms instead of
+    9.3 ms in bfloat16. On a GPU a step is captured as a CUDA graph: launching its many small kernels one by one takes
+    several times as long as they run.
     """
 
     def __init__(self, target: Target, slots: int, capacity: int) -> None:
@@ -91,7 +91,7 @@ class SlotDecoder:
     def prefill(self, prompts: dict[int, list[int]]) -> torch.Tensor:
         """Put prompts (slot -> ids) into their slots; return the logits [prompts, vocab] that follow.
 
-        They are padded to the longest. What the padding leaves in the cache is behind a slot's length: never read, and
+        They are padded to the longest. Padding in the cache lies beyond a slot's length: it is never read, and
         overwritten as the sequence grows.
         """
         device = self.model.device
@@ -118,7 +118,7 @@ class SlotDecoder:
         return logits
 
     def _forward(self, tokens: torch.Tensor, span: int) -> torch.Tensor:
-        """The step over the first `span` columns of the cache. It does not count itself in `lengths`."""
+        """Run the step over the first `span` columns of the cache. It does not update `lengths`."""
         hidden = self.columns[:span] > self.lengths[:, None]
         mask = torch.zeros(hidden.shape, dtype=self.keys.dtype, device=hidden.device)
         self.mask = mask.masked_fill_(hidden, float("-inf"))[:, None].repeat_interleave(self.kv_heads, 0)
@@ -126,16 +126,16 @@ class SlotDecoder:
         return logits
 
     def close(self) -> None:
-        """Give the target its usual attention back, and the memory of the cache."""
+        """Restore the target's usual attention, and free the cache."""
         self.model.set_attn_implementation("sdpa")
         self.keys = self.values = self.mask = torch.empty(0)  # transformers keeps the attention, and that this decoder
         self.graphs = None
 
 
 class Graphs:
-    """CUDA graphs of a decoder's step, one for each span, captured as they are first needed.
+    """CUDA graphs of a decoder's step, one for each span, captured on first use.
 
-    They share their memory: what one returns is overwritten by the next that runs.
+    They share their memory: the next graph that runs overwrites the result of the last.
     """
 
     def __init__(self, slots: int, device: torch.device) -> None:
@@ -146,7 +146,7 @@ class Graphs:
     def run(
         self, tokens: torch.Tensor, span: int, forward: Callable[[torch.Tensor, int], torch.Tensor]
     ) -> torch.Tensor:
-        """forward(tokens, span), which must be the same function for each call and may be run several times."""
+        """Run forward(tokens, span), which must be the same function in each call and may be run several times."""
         with torch.cuda.device(self._tokens.device):
             return self._run(tokens, span, forward)
 
@@ -158,7 +158,7 @@ class Graphs:
             stream = torch.cuda.Stream()
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):
-                forward(self._tokens, span)  # libraries set themselves up, which a capture does not allow
+                forward(self._tokens, span)  # libraries initialise themselves, which a capture does not allow
             torch.cuda.current_stream().wait_stream(stream)
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=self._pool):
@@ -171,7 +171,7 @@ class Graphs:
 
 
 def choose(logits: torch.Tensor, temperatures: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Next tokens [n] int64 of logits [n, vocab]: greedy where the temperature [n] is 0, else drawn."""
+    """Return next tokens [n] int64 of logits [n, vocab]: greedy if the temperature [n] is 0, else drawn."""
     tokens = logits.argmax(-1)
     drawn = temperatures.nonzero()[:, 0]
     if len(drawn):

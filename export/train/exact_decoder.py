@@ -17,12 +17,12 @@ class ExactDecoder:
     """`slots` sequences of at most `capacity` tokens; see `export.train.decoder.SlotDecoder`. threads: 0: all cores.
 
     A run computes all blocks of the pool from its first sequence's to its last one's, so sequences lie close together,
-    each with room for a block more than it has; one that needs more moves to the first gap that is wide enough.
-    lengths int64 [slots]: tokens of each sequence; 0 for a free slot, which is not decoded.
+    each with room for one block more; one that needs more moves to the first gap that is wide enough. lengths int64
+    [slots]: tokens of each sequence; 0 for a free slot, which is not decoded.
     """
 
     def __init__(self, bundle: TargetBundle, slots: int, capacity: int, threads: int = 0) -> None:
-        blocks = 2 * slots * (-(-capacity // POOL_BLOCK) + 1)  # gaps are narrower than what did not fit into them
+        blocks = 2 * slots * (-(-capacity // POOL_BLOCK) + 1)  # gaps are narrower than what they did not hold
         self._runner = OnnxRunner.of(bundle, blocks * POOL_BLOCK, threads)
         self._spans = Spans(slots)
         self._vocab = bundle.config.vocab_size
@@ -72,19 +72,19 @@ class Spans:
         self._spans: list[BlockRange | None] = [None] * slots
 
     def base(self, slot: int) -> int:
-        """The first pool row."""
+        """Return the first pool row."""
         return self._of(slot).first * POOL_BLOCK
 
     def room(self, slot: int) -> int:
-        """Tokens that fit."""
+        """Return the tokens that fit."""
         return self._of(slot).count * POOL_BLOCK
 
     def free(self, slot: int) -> None:
-        """Give a slot's blocks back; it may have none."""
+        """Free a slot's blocks, if it has any."""
         self._spans[slot] = None
 
     def take(self, slot: int, tokens: int) -> None:
-        """Blocks for so many tokens and one block more: the first gap that is wide enough."""
+        """Take blocks for `tokens` tokens and one block more: the first gap that is wide enough."""
         count, first = -(-tokens // POOL_BLOCK) + 1, 0
         for span in sorted((span for span in self._spans if span), key=lambda span: span.first):
             if span.first - first >= count:

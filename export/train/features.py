@@ -1,7 +1,7 @@
-"""What the target knows about its own text: K and V of chosen layers, and the last hidden state.
+"""The target's features of its own text: K and V of chosen layers, and the last hidden state.
 
-Either computed whenever a batch asks (`OnlineFeatures`: on a GPU that costs less than reading them), or once per text
-and kept in a file (`FeatureCache`), so that later epochs, stages and runs cost no forward pass of the target.
+They are either computed for each batch (`OnlineFeatures`: on a GPU that costs less than reading them), or once per text
+and kept in a file (`FeatureCache`), so that later epochs, stages and runs need no forward pass of the target.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from outrider_core.models.moa_config import MoAConfig
 from outrider_core.models.target import Target
 from outrider_core.protocol.rows import LEAST_DIVISOR
 
-#: behind each row
+#: bytes after each row
 CHECK_BYTES = 4
 
 Spans = tuple[tuple[int, int], ...]
@@ -37,7 +37,7 @@ Spans = tuple[tuple[int, int], ...]
 class Sequence:
     """A conversation: all its token ids, and [begin, end) of each of the target's answers in them.
 
-    alone: where the link was cut, if the drafter wrote what follows; rows from there on are not to be seen.
+    alone: where the link was cut, if the drafter wrote the rest; rows from there on must not be seen.
     """
 
     ids: list[int]
@@ -50,23 +50,23 @@ class Sequence:
 
 
 class OnlineFeatures:
-    """Features of `sequences`, computed whenever they are asked for."""
+    """Features of `sequences`, computed on demand."""
 
     def __init__(self, target: Target, config: MoAConfig, sequences: Seq[Sequence]) -> None:
         self.target, self.config, self.sequences = target, config, sequences
 
     def first(self, count: int) -> Self:
-        """The same of the first `count` sequences alone."""
+        """Return the same for the first `count` sequences alone."""
         some = copy.copy(self)
         some.sequences = self.sequences[:count]
         return some
 
     @torch.no_grad()
     def batch(self, indices: list[int]) -> tuple[Tensor, Tensor]:
-        """(kv [B, S, layers, kv_width] as outrider_core.models.moa.ServerHalf reads them, hidden [B, S, hidden_size]).
+        """Return (kv [B, S, layers, kv_width] for outrider_core.models.moa.ServerHalf, hidden [B, S, hidden_size]).
 
-        On the target's device in its dtype; behind a sequence's end stands what does not matter. hidden is the last
-        hidden state after the final norm, which the LM head sees.
+        On the target's device in its dtype; values after a sequence's end are meaningless. hidden is the last hidden
+        state after the final norm, the input of the LM head.
         """
         model = self.target.model
         texts = [torch.tensor(self.sequences[index].ids) for index in indices]
@@ -82,8 +82,8 @@ class FeatureCache(OnlineFeatures):
     """The same, kept in a folder: one file for each text, so that every stage and every later run finds it again.
 
     A token's row: K and V as int8 with one float16 scale per head, the hidden state in float16, and a CRC-32 of these;
-    a file that a crash has damaged is made again. All are of one target in one dtype. Raises OSError where the disk has
-    no room for what is not there yet.
+    a file that a crash has damaged is made again. All are of one target in one dtype. Raises OSError if the disk has no
+    room for the missing ones.
     """
 
     def __init__(self, target: Target, config: MoAConfig, sequences: Seq[Sequence], folder: Path) -> None:
@@ -140,18 +140,18 @@ class FeatureCache(OnlineFeatures):
 
 
 def sent(tensor: Tensor, device: torch.device) -> Tensor:
-    """A tensor of the CPU on `device`, without waiting for what a GPU still has to do."""
+    """Copy a CPU tensor to `device`, without waiting for a GPU's pending work."""
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 def row_bytes(config: MoAConfig) -> int:
-    """Bytes of a token in a FeatureCache."""
+    """Return the bytes of a token in a FeatureCache."""
     values = len(config.target_layers) * config.kv_width
     return values + 2 * values // config.target_head_dim + 2 * config.hidden_size + CHECK_BYTES
 
 
 def _checks(rows: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """The CRC-32 of each row, [n, CHECK_BYTES]."""
+    """Return the CRC-32 of each row, [n, CHECK_BYTES]."""
     return np.array([[zlib.crc32(row)] for row in np.ascontiguousarray(rows)], "<u4").view(np.uint8)
 
 
@@ -160,7 +160,7 @@ def _name(ids: list[int]) -> str:
 
 
 def _check_room(folder: Path, size: int) -> None:
-    """Hours in, a full disk would be a poor surprise. Raises OSError."""
+    """Raise OSError if the disk would be full, which after hours would be a poor surprise."""
     free = shutil.disk_usage(folder).free
     if size > free:
         raise OSError(

@@ -1,4 +1,4 @@
-"""What a long training run will take, told before it begins: tokens, disk, and hours by a few steps of each stage."""
+"""Forecast a long training run before it begins: tokens, disk, and hours by a few steps of each stage."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from export.train.training_set import Kind, TrainingSet
 from outrider_core.models.target import Target
 from outrider_core.targets.bundle import TargetBundle
 
-#: the share of --max-new-tokens that an answer takes (in the default target's corpus 176 of 256), characters to a token
-#: of a prompt, tokens of a user's turn that the target writes itself, and tokens behind which writing is timed
+#: the share of --max-new-tokens that an answer takes (in the default target's corpus 176 of 256), characters per token
+#: of a prompt, tokens of a user's turn that the target writes itself, and tokens before the timed ones
 ANSWERED, CHARACTERS, OWN_TURN, BEHIND = 0.7, 4, 40, 16
-#: steps that are timed, behind one that is not
+#: timed steps, after one that is not
 TIMED = 2
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """answers: tokens of the target's, about; tokens: with prompts; own: texts of the drafter's, in all rounds.
+    """answers: tokens that the target writes, roughly; tokens: with prompts; own: texts of the drafter, in all rounds.
 
-    writing, training: seconds, training without what the drafter needs to write. disk, free: bytes.
+    writing, training: seconds, training without the drafter's own writing. disk, free: bytes.
     """
 
     answers: int
@@ -45,7 +45,7 @@ class Forecast:
     own: int = 0
 
     def __str__(self) -> str:
-        """One line for a user."""
+        """Return one line for a user."""
         disk = f"features {self.disk / 1e9:.1f} GB of {self.free / 1e9:.1f} GB free; " if self.disk else ""
         writing = f"writing {_hours(self.writing)}, " if self.writing else ""
         rounds = " and what the drafter writes alone" if self.own else ""
@@ -58,7 +58,7 @@ class Forecast:
 def forecast(
     target: Target, kind: Kind, bundle: TargetBundle | None, plans: Seq[Conversation], left: int, options: TrainOptions
 ) -> Forecast:
-    """Of a run whose `left` last conversations are still to be answered. bundle: the copy that answers, if one does.
+    """Forecast a run whose `left` last conversations are unanswered. bundle: the copy that answers, if one does.
 
     Raises DrafterError and OSError.
     """
@@ -72,7 +72,7 @@ def forecast(
 
 
 def forecast_training(target: Target, kind: Kind, sequences: Seq[Sequence], options: TrainOptions) -> Forecast:
-    """Of a run on these answers. Raises DrafterError and OSError."""
+    """Forecast a run on these answers. Raises DrafterError and OSError."""
     answers, tokens = sum(one.answered for one in sequences), sum(len(one.ids) for one in sequences)
     return _training(target, kind, answers, tokens, len(sequences), options)
 
@@ -84,18 +84,18 @@ def _training(target: Target, kind: Kind, answers: int, tokens: int, texts: int,
     kept = isinstance(data.features(options.features, options.work_dir), FeatureCache)
     settings = kind.taught(options.settings(tokens))
     step, read = step_seconds(data, kind, settings, options.max_tokens)
-    passes = min(1, settings.epochs) if kept else settings.epochs  # of the target over its text
+    passes = min(1, settings.epochs) if kept else settings.epochs  # passes of the target over its text
     own = min(options.own_text * options.on_policy, texts)
     # a round learns from the drafter's texts and as many of the target's, all of which the target reads again
     seconds = settings.epochs * (step - read) + passes * read + 2 * own / texts * step
-    read_again = own / texts * tokens  # of the drafter's texts; those of the target are kept already
+    read_again = own / texts * tokens  # the drafter's texts; those of the target are kept already
     disk = round((tokens + read_again) * row_bytes(data.config)) if kept else 0
     free = shutil.disk_usage(options.work_dir).free
     return Forecast(answers, tokens, 0.0, seconds * tokens / settings.batch_tokens, settings.epochs, disk, free, own)
 
 
 def writing_rate(target: Target, bundle: TargetBundle | None, slots: int, longest: int) -> float:
-    """Tokens per second of `slots` conversations at a time."""
+    """Measure tokens per second with `slots` conversations at a time."""
     rng, vocab = random.Random(0), range(target.config.vocab_size)
     decoder = decoder_for(target, bundle, slots, longest)
     try:
@@ -111,7 +111,7 @@ def writing_rate(target: Target, bundle: TargetBundle | None, slots: int, longes
 
 
 def step_seconds(data: TrainingSet, kind: Kind, settings: TrainSettings, longest: int) -> tuple[float, float]:
-    """(a training step, the target's pass in it): seconds. Its text is random, in conversations an eighth as long."""
+    """Measure (a training step, the target's pass in it) in seconds, on random text, an eighth as long."""
     settings = replace(settings, epochs=1, held_out=0)
     rng, length = random.Random(0), min(longest, max(8, settings.batch_tokens // 8))
     count = max(1, settings.batch_tokens // length) * (TIMED + 1)

@@ -1,4 +1,4 @@
-"""What a drafter is trained for: the target's distribution."""
+"""The training loss of a drafter: its distance from the target's distribution."""
 
 from __future__ import annotations
 
@@ -7,29 +7,29 @@ from typing import Any
 import torch
 from torch import Tensor
 
-#: rows whose logits are worked on at once: on a CPU, what stays in its caches
+#: rows whose logits are computed at once: on a CPU, few enough for its caches
 ROWS_CPU, ROWS_GPU = 256, 8192
 
 
 class HeadLoss(torch.autograd.Function):
-    """sum_i weight_i * loss_i over rows, and the share of rows with the target's first choice.
+    """Computes sum_i weight_i * loss_i over rows, and the share of rows with the target's first choice.
 
     With q = softmax(state @ head.T) and the target's distribution t = softmax(truth @ head.T), loss_i is
 
         share * cross_entropy(t, q) + (1 - share) * total_variation(t, q),    share = exp(-eta * sum_v min(t_v, q_v))
 
-    the hybrid of arXiv 2602.23881: total variation is what one lossless draw is refused with, but it teaches little
-    where q is still far from t. `share` is a constant of each row, so eta = 0 is cross entropy alone. state, truth [N,
-    hidden_size] are the drafter's and the target's last hidden states, head [V, hidden_size] is frozen, weight [N]; ->
-    scalars float32. Logits of all rows are never in memory at once, and the gradient is formed while they are at hand:
-    on a CPU most of the composed form's time goes into moving them about.
+    the hybrid of arXiv 2602.23881: total variation is the probability that one lossless draw is rejected, but it
+    teaches little while q is still far from t. `share` is a constant of each row, so eta = 0 is cross entropy alone.
+    state, truth [N, hidden_size] are the drafter's and the target's last hidden states, head [V, hidden_size] is
+    frozen, weight [N]; -> scalars float32. Logits of all rows are never in memory at once, and the gradient is formed
+    from them right away: on a CPU the composed form spends most of its time moving them.
     """
 
     @staticmethod
     def forward(
         ctx: Any, state: Tensor, truth: Tensor, head: Tensor, weight: Tensor, eta: float = 0.0
     ) -> tuple[Tensor, Tensor]:
-        """See the class."""
+        """Compute the loss; see the class."""
         gradient = torch.empty_like(state)
         loss, same = weight.new_zeros(()), weight.new_zeros(())
         rows = ROWS_CPU if state.device.type == "cpu" else ROWS_GPU
@@ -49,13 +49,13 @@ class HeadLoss(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None, None]:
-        """See the class."""
+        """Return the gradients; see the class."""
         (gradient,) = ctx.saved_tensors
         return gradient * grads[0].to(gradient.dtype), None, None, None, None
 
 
 def _hybrid(logits: Tensor, wanted: Tensor, weight: Tensor, eta: float) -> tuple[Tensor, Tensor]:
-    """(weighted sum, its gradient by the logits [n, V]) for the target's distribution `wanted` [n, V]."""
+    """Return (weighted sum, its gradient by the logits [n, V]) for the target's distribution `wanted` [n, V]."""
     wide = torch.promote_types(logits.dtype, torch.float32)
     large = logits.to(wide)
     loss = large.logsumexp(-1) - torch.linalg.vecdot(wanted.to(wide), large)

@@ -8,16 +8,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-#: of the quintic iteration, and how often it is run (Jordan et al. 2024, as in torch.optim.Muon)
+#: coefficients of the quintic iteration, and its steps (Jordan et al. 2024, as in torch.optim.Muon)
 COEFFICIENTS, ITERATIONS = (3.4445, -4.7750, 2.0315), 5
 SMALLEST_NORM = 1e-7
 
 
 class Muon(torch.optim.Optimizer):
-    """Steps of `torch.optim.Muon(params, lr, weight_decay=0.0, adjust_lr_fn="match_rms_adamw")`.
+    """Takes the steps of `torch.optim.Muon(params, lr, weight_decay=0.0, adjust_lr_fn="match_rms_adamw")`.
 
-    That one multiplies in bfloat16 whatever the machine, which CPUs without AVX-512 emulate: it took four fifths of a
-    training step there. dtype: what the products are computed in.
+    That one multiplies in bfloat16 on every machine, which CPUs without AVX-512 emulate: it took four fifths of a
+    training step there. dtype: of the products.
     """
 
     def __init__(self, params: Iterable[Tensor], lr: float, dtype: torch.dtype, momentum: float = 0.95) -> None:
@@ -43,7 +43,10 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonal(matrix: Tensor, dtype: torch.dtype) -> Tensor:
-    """The nearest orthogonal matrix, roughly: most singular values end between 0.7 and 1.2. Same shape [m, n]."""
+    """Return the nearest orthogonal matrix, roughly: most singular values end between 0.7 and 1.2.
+
+    Same shape [m, n].
+    """
     a, b, c = COEFFICIENTS
     x = matrix.to(dtype)
     if tall := x.shape[0] > x.shape[1]:

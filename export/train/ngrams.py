@@ -1,4 +1,4 @@
-"""Count what usually follows one token or two in a target's answers: `outrider_core.drafting.ngrams`."""
+"""Count the tokens that usually follow one or two tokens in a target's answers: `outrider_core.drafting.ngrams`."""
 
 from __future__ import annotations
 
@@ -14,16 +14,19 @@ from export.train.corpus import is_corpus, unpack
 from outrider_core.drafting.ngrams import PARTS, NgramTable, run_key
 from outrider_core.models.drafter_arrays import read_drafter
 
-#: a run that was seen less often says nothing
+#: a run that was seen less often is ignored
 LEAST_SEEN = 4
-#: a guess that comes true less often is not worth a row of a step
+#: a guess that is right less often is not worth a row of a step
 LEAST_RATE = 0.15
 
 Ints = NDArray[np.int64]
 
 
 def count_ngrams(conversations: Iterable[tuple[list[int], Iterable[tuple[int, int]]]]) -> NgramTable:
-    """conversations: token ids, and [begin, end) of each answer in them. What answers begin behind counts as well."""
+    """Count conversations: token ids, and [begin, end) of each answer.
+
+    The tokens just before an answer count as context.
+    """
     runs = [_none()], [_none()]  # (before, last, next), of one token and of two
     for ids, answers in conversations:
         text = np.array([-1, *ids], np.int64)
@@ -46,7 +49,7 @@ def _none() -> Ints:
 
 
 def _likeliest(runs: Ints) -> Ints:
-    """(before, last, next) as often as seen -> (before, last, likeliest next, its rate in parts) of each run."""
+    """Return (before, last, likeliest next, its rate in parts) of each run, from all (before, last, next) seen."""
     each, counts = np.unique(runs, axis=0, return_counts=True)
     order = np.lexsort((-counts, each[:, 1], each[:, 0]))  # a run's likeliest first
     each, counts = each[order], counts[order]
@@ -82,7 +85,7 @@ def write_ngrams(files: Iterable[Path], folder: Path) -> tuple[Path, int, int]:
 
 
 def _rows(file: Path) -> Iterator[dict[str, Any]]:
-    """Of a corpus, or of an answers file; a line of that which a kill cut short does not count."""
+    """Yield the rows of a corpus, or of an answers file; a line of that which a kill cut short does not count."""
     data = file.read_bytes()
     if is_corpus(file):
         yield from unpack(data)[1]

@@ -1,9 +1,9 @@
-"""What a drafter writes alone, as text to learn from: the last stage of training.
+"""Text that a drafter writes alone, as training text: the last stage of training.
 
 Offline the drafter reads its own words, which the target would have put otherwise. It is trained on the target's own
-continuations only, so it never learns to go on from there. Here it writes on from inside the target's answers, the
-target reads that, and the drafter learns what the target would say next (DAgger, arXiv 1011.0686; in EAGLE-3,
-arXiv 2503.01840, "training-time test").
+continuations only, so it never learns to continue from there. Here it writes on from inside the target's answers, the
+target reads that, and the drafter learns what the target would say next (DAgger, arXiv 1011.0686; in EAGLE-3, arXiv
+2503.01840, "training-time test").
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from outrider_core.models.moa import DeviceHalf, MoA
 
 #: texts at a time; more make a CPU no faster
 AT_ONCE_CPU, AT_ONCE_GPU = 16, 128
-#: of them all, with padding: a layer of the target takes so many at a time
+#: most tokens of them all, with padding, that a layer of the target computes at once
 AT_ONCE_TOKENS = 65536
 
 
 @torch.no_grad()
 def continue_alone(moa: MoA, features: OnlineFeatures, indices: Seq[int], length: int) -> list[Sequence]:
-    """Each of the sequences `indices` up to where the drafter fails, and up to `length` tokens of its own behind.
+    """Return each of the sequences `indices` up to where the drafter fails, and up to `length` of its own tokens.
 
-    It fails where its first choice, with the rows of all tokens before the newest, is not what the target wrote. One of
-    these places in the last answer is drawn, any place where there is none. From there it writes greedily, sees no
-    further rows, and stops where it ends its turn.
+    It fails where its first choice, with the rows of all tokens before the newest, differs from the target's token. One
+    of these places in the last answer is drawn, any place if there is none. From there it writes greedily, sees no
+    further rows, and stops when it ends its turn.
     """
     half, device, room = moa.device_half, moa.device_half.draft_ids.device, moa.config.max_context
     texts = [features.sequences[index] for index in indices]
@@ -75,14 +75,14 @@ def continue_alone(moa: MoA, features: OnlineFeatures, indices: Seq[int], length
 
 
 def _first_choice(half: DeviceHalf, state: Tensor) -> Tensor:
-    """The target's ids [...] of the likeliest tokens behind states [..., hidden_size]."""
+    """Return the target's ids [...] of the likeliest tokens after states [..., hidden_size]."""
     return half.draft_ids[half.head(state).argmax(-1)].long()
 
 
 def _root(half: DeviceHalf, state: Tensor, text: Sequence, index: int, room: int) -> int:
-    """The position of the last verified token, before one of the answer that the drafter does not foresee.
+    """Return the position of the last verified token, before a token of the answer that the drafter does not predict.
 
-    room: positions of the device. Where the answer begins behind them, it is the last that leaves room for a token.
+    room: positions of the device. If the answer begins after them, it is the last that leaves room for a token.
     """
     begin, end = text.answers[-1]
     first = min(begin - 1, room - 2)
@@ -103,7 +103,7 @@ def write_alone(
 ) -> list[Sequence]:
     """Write one continuation for each of the sequences `indices`, except those in the JSONL file `path`.
 
-    on_end: called with the number of texts that are done.
+    on_end: called with the number of finished texts.
     """
     done = {row["index"]: row for row in read_answers(path) if row["index"] in set(indices)}
     moa.eval()

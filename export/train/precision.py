@@ -1,4 +1,4 @@
-"""In which number format a drafter is trained: the one that this machine multiplies faster in."""
+"""Choose the number format for training a drafter: the one that this machine multiplies faster."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch.nn import functional
 
-#: the shape of a product that most of a training step resembles: tokens, inputs, outputs
+#: shape of a product like most of a training step: tokens, inputs, outputs
 PRODUCT = (512, 576, 1536)
 REPEATS = 5
 Dtype = Literal["float32", "bfloat16"]
@@ -16,14 +16,14 @@ DTYPES: tuple[Dtype, ...] = ("float32", "bfloat16")
 
 
 def training_dtype(device: str) -> Dtype:
-    """ "bfloat16", or "float32" on a CPU that takes longer for a product in bfloat16, as those without AVX-512 do."""
+    """Return "bfloat16", or "float32" on a CPU that multiplies it faster, as those without AVX-512 do."""
     if device != "cpu":
         return "bfloat16"
     return min(DTYPES, key=lambda name: _seconds(getattr(torch, name)))
 
 
 def _seconds(dtype: torch.dtype) -> float:
-    """The fastest of several products; the first one also sets up."""
+    """Time several products and return the fastest; the first one also sets up."""
     tokens, inputs, outputs = PRODUCT
     x, weight = torch.ones(tokens, inputs, dtype=dtype), torch.ones(outputs, inputs, dtype=dtype)
     took = []

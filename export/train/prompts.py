@@ -1,7 +1,7 @@
-"""What the target is asked, so that its answers can train a drafter: prompts from files, or written by itself.
+"""Prompts for the target, whose answers train a drafter: from files, or written by itself.
 
-An instruct model that is given only the opening of its chat template writes a user's turn; so a user without any
-data set can train a drafter for any such model. Openings ("Translate into English:") widen what it asks.
+An instruct model that is given only the opening of its chat template writes a user's turn; so a user without any data
+set can train a drafter for any such model. Openings ("Translate into English:") vary its prompts.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Any
 
 from outrider_core.chat.boundary import boundary_of, render_chat
 
-#: how self-written prompts may begin
+#: openings of self-written prompts
 OPENINGS = Path(__file__).with_name("openings.txt").read_text(encoding="utf-8").splitlines()
-_USER, _ASSISTANT = "\x02one\x03", "\x02two\x03"  # stand in a rendered template for what will be said there
+_USER, _ASSISTANT = "\x02one\x03", "\x02two\x03"  # mark the turns' places in a rendered template
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Conversation:
 
 
 def read_prompts(paths: Iterable[Path]) -> list[tuple[str, ...]]:
-    """User turns from JSONL files (`{"prompt": ...}` or `{"turns": [...]}`) or plain text (one prompt a line)."""
+    """Read user turns from JSONL files (`{"prompt": ...}` or `{"turns": [...]}`) or plain text (one prompt a line)."""
     prompts: list[tuple[str, ...]] = []
     for path in paths:
         for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), 1):
@@ -67,7 +67,7 @@ def plan(
     follow_ups: float = 0.0,
     seed: int = 0,
 ) -> list[Conversation]:
-    """Conversations in random order, the same for the same arguments.
+    """Return conversations in random order, the same for the same arguments.
 
     limit: the most of `prompts` that are used; 0 takes all. self_prompts: how many the target
     writes itself, half of them from scratch, the others after one of `openings`.
@@ -91,7 +91,7 @@ def plan(
 
 
 class ChatFormat:
-    """A tokenizer's chat template, cut where users and the target speak. Raises ValueError where it cannot be cut."""
+    """A tokenizer's chat template, cut between the speakers. Raises ValueError if it cannot be cut."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer, self._boundary = tokenizer, boundary_of(tokenizer)
@@ -104,20 +104,20 @@ class ChatFormat:
         if not self._tail or not between:
             raise ValueError("the target's chat template does not show what user and assistant say")
         self._between = self._ids(between)
-        #: ends what the target writes in the user's place
+        #: tokens that end a text that the target writes in the user's place
         self.end_of_user = self._ids(self._tail)[0]
 
     def first(self, turn: UserTurn) -> list[int]:
-        """Token ids up to where the answer begins or, if the turn goes on, up to where the user's text goes on."""
+        """Return token ids up to where the answer begins or, if the turn goes on, where the user's text continues."""
         return self._boundary.encode_between(self._head, turn.text, "" if turn.goes_on else self._tail)
 
     def next(self, turn: UserTurn, last: int) -> list[int]:
-        """The same behind an answer that ended with token `last`."""
+        """Return the same after an answer that ended with token `last`."""
         between = self._between[1:] if self._between[:1] == [last] else self._between
         return between + self._boundary.encode_between("", turn.text, "" if turn.goes_on else self._tail)
 
     def text(self, opening: str, written: list[int]) -> str:
-        """Return what a turn says that began with `opening` and went on with these tokens."""
+        """Return the text of a turn that began with `opening` and continued with these tokens."""
         text: str = self._tokenizer.decode(self._ids(opening) + written, skip_special_tokens=True)
         return text
 

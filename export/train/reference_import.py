@@ -23,8 +23,8 @@ no null row.
 
 Refused, because `outrider_core.models.moa` computes something else:
 
-- target layer inference (the drafter re-uses the target's last N > 0 layers). A checkpoint need not say so: the
-  authors' trainer keeps N in its own settings only. One that does not say is taken as N = 0, which its notes tell;
+- target layer inference (the drafter re-uses the target's last N > 0 layers). A checkpoint need not mention it: the
+  authors' trainer keeps N in its own settings only. Without a mention N = 0 is assumed, and noted;
 - biases in the blocks. The authors' Qwen2 drafters have them: they are made of that family's own layers;
 - rotary scaling (Llama 3.1 and later). The authors edit one shared config between the blocks, so self-attention gets
   the target's scaling, cross-attention and layer self-attention none;
@@ -112,7 +112,7 @@ def _check_output(output: Path) -> None:
 
 
 def _target_config(target: str, folder: Path) -> Any:
-    """The target's transformers config, all defaults filled in."""
+    """Return the target's transformers config, all defaults filled in."""
     from transformers import AutoConfig
 
     try:
@@ -160,7 +160,7 @@ def _refuse_other_networks(checkpoint: Checkpoint, shape: Any) -> None:
 
 
 def _rope_scaling(values: dict[str, Any]) -> str | None:
-    """The kind of rotary scaling that a model config asks for, in the old or the new spelling."""
+    """Return the kind of rotary scaling in a model config, in the old or the new spelling."""
     for key in ("rope_scaling", "rope_parameters"):
         stated = values.get(key)
         kind = (stated.get("rope_type") or stated.get("type")) if isinstance(stated, dict) else stated
@@ -174,7 +174,7 @@ def _rope_theta(values: dict[str, Any]) -> Any:
 
 
 def _check_target(checkpoint: Checkpoint, shape: Any) -> None:
-    """The checkpoint's config is the target's, or the port's, which states less: what it states must agree."""
+    """Check that the checkpoint's config is the target's, or the port's, whose fewer statements must agree."""
     config, port = checkpoint.config, checkpoint.config.get("model_type") == PORT_TYPE
     wanted = {name: getattr(shape, name) for name in ("hidden_size", "num_attention_heads", "vocab_size")}
     wanted |= {"rms_norm_eps": shape.rms_norm_eps, "head_dim": head_dim_of(shape), "kv_hidden_size": _kv_width(shape)}
@@ -191,7 +191,7 @@ def _check_target(checkpoint: Checkpoint, shape: Any) -> None:
 
 
 def _draft_ids(ids: Tensor | None, vocab: int) -> Tensor:
-    """Checked ids [draft_vocab] int32; all of the vocabulary for None."""
+    """Return checked ids [draft_vocab] int32; all of the vocabulary for None."""
     if ids is None:
         return torch.arange(vocab, dtype=torch.int32)
     if ids.ndim != 1 or not len(ids) or ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
@@ -263,14 +263,14 @@ def _rows(checkpoint: Checkpoint, name: str) -> int:
 
 
 def _stated(checkpoint: Checkpoint, key: str, found: int) -> int:
-    """`found`, which the port's config must repeat if it states it."""
+    """Return `found`, which the port's config must repeat if it states it."""
     if (stated := checkpoint.config.get(key)) not in (None, found):
         raise DrafterError(f"{checkpoint.name}: its config.json says {key} {stated}, but its tensors have {found}")
     return found
 
 
 def _check_tensors(checkpoint: Checkpoint, config: MoAConfig) -> None:
-    """Names, shapes and types are those of a MoA with these widths."""
+    """Check that names, shapes and types are those of a MoA with these widths."""
     with torch.device("meta"):  # shapes without memory
         expected = {name: tuple(tensor.shape) for name, tensor in MoA(config).trained().items()}
     del expected["draft_ids"]
@@ -292,7 +292,7 @@ def _check_tensors(checkpoint: Checkpoint, config: MoAConfig) -> None:
 
 
 def _write(output: Path, config: MoAConfig, tensors: dict[str, Tensor], notes: dict[str, Any]) -> None:
-    """Write the folder aside, then swap it in: a half-written drafter never carries the final name."""
+    """Write the folder under another name, then swap it in: a half-written drafter never has the final name."""
     output = output.resolve()  # a link to a folder stays a link
     output.parent.mkdir(parents=True, exist_ok=True)
     aside = Path(tempfile.mkdtemp(prefix=f".{output.name}-", dir=output.parent))

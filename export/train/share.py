@@ -1,4 +1,4 @@
-"""This process's share of a training run: all of it, or one of several ranks that torchrun has started."""
+"""This process's share of a training run: all of it, or one of several ranks that torchrun started."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-#: characters of what ranks agree on, at most
+#: most characters of a word that ranks agree on
 LONGEST_WORD = 32
 
 
@@ -23,7 +23,7 @@ class Share:
 
     @classmethod
     def join(cls, device: str) -> tuple[Share, str]:
-        """(share, this rank's own device). Joins the other ranks, if there are any."""
+        """Return (share, this rank's own device). Joins the other ranks, if there are any."""
         size = int(os.environ.get("WORLD_SIZE", "1"))
         if size == 1:
             return cls(), device
@@ -37,15 +37,15 @@ class Share:
 
     @property
     def first(self) -> bool:
-        """This process speaks and writes for all."""
+        """Whether this process reports and writes for all."""
         return self.rank == 0
 
     @contextmanager
     def first_then_all(self) -> Iterator[None]:
-        """All ranks meet; the first runs the block, then the others do; all meet again.
+        """Wait for all ranks; the first runs the block, then the others do; wait for all again.
 
-        For files that the first rank makes and the others read. Whatever a rank did before the block is done when the
-        block begins, and nothing after it begins before every rank has left it.
+        For files that the first rank makes and the others read. Everything before the block is done on all ranks when
+        it begins, and nothing after it begins before every rank has left it.
         """
         self._meet()
         if not self.first:
@@ -60,7 +60,7 @@ class Share:
             dist.barrier()
 
     def agreed(self, word: str, device: str) -> str:
-        """The first rank's `word`, on all of them. device: this rank's own."""
+        """Return the first rank's `word` on all ranks. device: this rank's own."""
         if self.size == 1:
             return word
         text = torch.tensor(list(word.ljust(LONGEST_WORD).encode()), dtype=torch.uint8, device=device)
@@ -85,5 +85,5 @@ class Share:
             at += parameter.numel()
 
 
-#: one process does it all
+#: a single process does everything
 ALONE = Share()

@@ -28,18 +28,18 @@ from outrider_core.models.drafter_files import write_drafter
 from outrider_core.models.packing import pack_linears
 from outrider_core.models.target import Target, load_target, longest_text
 
-#: seconds between two looks at how training does
+#: seconds between reports of progress
 SHOWN_EVERY = 1.0
-#: of a curve, at most
+#: most points of a curve
 POINTS = 50
 Notes = dict[str, Any]
 
 
 def train(options: TrainOptions, kind: Kind = MOA) -> Notes | None:
-    """Answer the prompts, train, write the drafter folder.
+    """Answer the prompts, train, and write the drafter folder.
 
-    Returns the notes that stand in its config.json; None on all ranks but the first. Raises ValueError, TargetError
-    and OSError with one clear line.
+    Returns the notes of its config.json; None on all ranks but the first. Raises ValueError, TargetError and OSError
+    with one clear line.
     """
     if options.threads:
         torch.set_num_threads(options.threads)
@@ -61,7 +61,7 @@ def train(options: TrainOptions, kind: Kind = MOA) -> Notes | None:
         sequences = read_sequences(answers)
     shapes = (options.layers, options.draft_vocab, options.max_context)
     settings = kind.taught(options.settings(sum(len(sequence.ids) for sequence in sequences)))
-    if not options.epochs:  # the texts of the last stage, or those that are held out, are all that is read
+    if not options.epochs:  # only the texts of the last stage, or those held out, are read
         own, few = options.own_text * options.on_policy, 10 * settings.held_out
         sequences = some_of(sequences, own, settings) if own else sequences[:few]
     elif options.answers and len(sequences) >= WORTH_A_COPY and share.first:
@@ -82,7 +82,7 @@ def train(options: TrainOptions, kind: Kind = MOA) -> Notes | None:
     if not share.first:
         return None
 
-    agreement, calibration = main_stage.evaluate()  # which has the most text that was held out
+    agreement, calibration = main_stage.evaluate()  # it has the most held-out text
     config = student.config
     if calibration:
         config = replace(config, confidence_temperature=calibration.temperature)
@@ -115,7 +115,7 @@ def train(options: TrainOptions, kind: Kind = MOA) -> Notes | None:
 
 
 def plan_conversations(options: TrainOptions) -> list[Conversation]:
-    """Return what the target is asked. Raises ValueError where there is no prompt."""
+    """Return the conversations to answer. Raises ValueError if there is no prompt."""
     conversations = plan(
         read_prompts(options.prompts),
         limit=options.max_prompts,
@@ -130,9 +130,9 @@ def plan_conversations(options: TrainOptions) -> list[Conversation]:
 
 
 def answer(target: Target, kind: Kind, conversations: list[Conversation], options: TrainOptions, share: Share) -> Path:
-    """Let the target answer; return the answers file. Before a long run it says what that and training will take.
+    """Let the target answer; return the answers file. Before a long run, log how long that and training will take.
 
-    Each rank takes its share of the conversations that no rank has answered yet, and writes a file of its own.
+    Each rank answers its share of the conversations that no rank has answered yet, and writes its own file.
     """
     limits = AnswerLimits(options.max_prompt_tokens, options.max_new_tokens, options.max_tokens)
     path = options.work_dir / f"answers-{key_of(target.model_hash, conversations, astuple(limits))}.jsonl"
@@ -145,7 +145,7 @@ def answer(target: Target, kind: Kind, conversations: list[Conversation], option
     if not left:
         return path
     if bundle is None:
-        pack_linears(target.model.model)  # not the LM head, whose rows drafters adopt
+        pack_linears(target.model.model)  # not the LM head, whose rows drafters copy
     if share.first and len(open_ones) >= WORTH_A_COPY:
         print(forecast(target, kind, bundle, conversations, len(open_ones), options), flush=True)
     own = path if share.first else path.with_name(f"{path.stem}.rank{share.rank}.jsonl")
@@ -180,7 +180,7 @@ def run_trainer(trainer: Trainer) -> int:
             now = time.monotonic()
             due = progress.step * POINTS // progress.steps > (progress.step - 1) * POINTS // progress.steps
             if now - shown < SHOWN_EVERY and not due:
-                continue  # a GPU goes on without being waited for
+                continue  # do not wait for the GPU
             blend = 0.2 if shown else 1.0
             shown = now
             loss += blend * (progress.loss.item() - loss)

@@ -22,13 +22,13 @@ GROUPS = {
 
 
 def describe_presets() -> str:
-    """A paragraph on each preset, for the end of a help text."""
+    """Return a paragraph on each preset, for the end of a help text."""
     paragraphs = [f"  --preset {name}: {preset.takes}." for name, preset in PRESETS.items()]
     return "presets:\n" + "\n".join(textwrap.fill(text, 100, subsequent_indent="      ") for text in paragraphs)
 
 
 def add_train_options(parser: argparse.ArgumentParser) -> None:
-    """Add all options of a training run. What is not given stays out of the namespace, so that a preset may decide."""
+    """Add all options of a training run. Options not given stay out of the namespace, so that a preset may decide."""
     for group, text in GROUPS.items():
         section = parser.add_argument_group(f"{group} options", text or None)
         if group == "common":
@@ -58,7 +58,10 @@ def read_train_options(arguments: argparse.Namespace) -> TrainOptions:
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """Options from a TOML file, `max-tokens = 512` or `max_tokens = 512`. Raises OptionsError where it is unusable."""
+    """Read options from a TOML file, `max-tokens = 512` or `max_tokens = 512`.
+
+    Raises OptionsError if it is unusable.
+    """
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -85,7 +88,7 @@ def _converted(path: Path, key: str, value: Any) -> Any:
 
 
 def next_command(options: TrainOptions) -> str:
-    """Return what to run on a drafter that has been trained."""
+    """Return the next command to run on a trained drafter."""
     name = options.target.name
     target = "" if name == DEFAULT_TARGET else f" --target {name}"
     return f"python -m export bundle --drafter {options.output_dir} --output-dir build/bundle{target}"

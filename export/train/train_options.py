@@ -13,19 +13,19 @@ from outrider_core.targets.source import TargetSource
 
 #: tokens per step, and the learning rate that suits them; the large ones keep a GPU busy
 SMALL, LARGE = (TrainSettings.batch_tokens, TrainSettings.learning_rate), (24576, 4e-3)
-#: steps that large ones must come to; with fewer a drafter learns too little from each token
+#: least number of large steps; with fewer a drafter learns too little from each token
 LEAST_LARGE_STEPS = 1000
 
 
 class Preset(NamedTuple):
-    """takes: what it costs and brings. self_prompts: prompts that `--self-prompts` without a number stands for."""
+    """takes: its cost and result. self_prompts: number of prompts for `--self-prompts` without a number."""
 
     takes: str
     self_prompts: int
     values: Mapping[str, Any]
 
 
-#: a starting point; options that are given win
+#: starting points; given options win
 PRESETS = {
     "quick": Preset(
         "1,000 short conversations, 2 epochs: minutes on two cores, 1 GB of disk. Shows that everything works for a "
@@ -46,13 +46,13 @@ PRESETS = {
         {"max_new_tokens": 320, "max_tokens": 1024, "epochs": 8, "own_text": 4000},
     ),
 }
-#: stands for the preset's number in what `TrainOptions.from_given` takes as `self_prompts`
+#: stands for the preset's number in the `self_prompts` of `TrainOptions.from_given`
 PRESET_NUMBER = None
 
 
 @dataclass(frozen=True)
 class TrainOptions:
-    """Everything that a training run depends on. Raises OptionsError where it cannot be carried out.
+    """Everything that a training run depends on. Raises OptionsError if it cannot be carried out.
 
     Lengths are in tokens of the target, shares are 0..1.
     """
@@ -172,14 +172,14 @@ class TrainOptions:
 
     @classmethod
     def from_given(cls, given: Mapping[str, Any]) -> TrainOptions:
-        """Options by name: those given, then the preset's, then the defaults."""
+        """Return options by name: those given, then the preset's, then the defaults."""
         if "output_dir" not in given:
             raise OptionsError("give --output-dir, the drafter folder to write")
         name = given.get("preset", "default")
         if name not in PRESETS:
             raise OptionsError(f"--preset {name!r} is unknown; give one of {', '.join(PRESETS)}")
         preset = PRESETS[name].values
-        if given.get("epochs") == 0 or "own_text" in given:  # the last stage is as it is asked for, or not at all
+        if given.get("epochs") == 0 or "own_text" in given:  # the last stage is as requested, or left out
             preset = {each: value for each, value in preset.items() if each not in ("own_text", "on_policy")}
         values = {**preset, **given}
         if values.get("self_prompts", 0) is PRESET_NUMBER:
@@ -187,7 +187,7 @@ class TrainOptions:
         return build(cls, values)
 
     def settings(self, tokens: int) -> TrainSettings:
-        """Budget and recipe of the main stage on text of so many tokens."""
+        """Return budget and recipe of the main stage on text of `tokens` tokens."""
         large = self.torch_device() != "cpu" and tokens * self.epochs >= LEAST_LARGE_STEPS * LARGE[0]
         size, rate = LARGE if large else SMALL
         return TrainSettings(
@@ -198,7 +198,7 @@ class TrainOptions:
         )
 
     def torch_device(self) -> str:
-        """The device's name, `auto` resolved."""
+        """Return the device's name, with `auto` resolved."""
         if self.device != "auto":
             return self.device
         import torch

@@ -34,7 +34,7 @@ warnings.filterwarnings("ignore", message="Mismatch dtype between input and weig
 
 
 class Student(Protocol):
-    """A drafter to be trained: a torch module over the target's frozen embedding and LM head. MoA is one."""
+    """A drafter in training: a torch module over the target's frozen embedding and LM head. MoA is one."""
 
     @property
     def config(self) -> Any:
@@ -51,7 +51,7 @@ class Student(Protocol):
         """See MoA.adopt."""
 
     def trained(self) -> dict[str, Tensor]:
-        """Return what a drafter folder keeps."""
+        """Return the tensors of a drafter folder."""
 
     def parameters(self) -> Iterator[nn.Parameter]: ...
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]: ...
@@ -61,12 +61,12 @@ class Student(Protocol):
 
 
 def forward(student: Student, batch: TrainingBatch) -> Tensor:
-    """Drafter states before the LM head [B, S, hidden_size], every position with its own lag."""
+    """Return drafter states before the LM head [B, S, hidden_size], every position with its own lag."""
     return student.states(batch.tokens, batch.kv, batch.hidden, batch.sa_mask, batch.row_mask)
 
 
 def losses(student: Student, batch: TrainingBatch, settings: TrainSettings) -> tuple[Tensor, Tensor]:
-    """(loss, top-1 agreement) over the learnt positions. Entropy and feature terms are the paper's."""
+    """Return (loss, top-1 agreement) over the learnt positions. Entropy and feature terms are the paper's."""
     truth, weight = batch.hidden.flatten(0, 1)[batch.learnt], batch.weight.flatten()[batch.learnt]
     state = forward(student, batch).flatten(0, 1)[batch.learnt].to(truth.dtype)
     weight = weight / weight.sum()
@@ -79,7 +79,7 @@ def losses(student: Student, batch: TrainingBatch, settings: TrainSettings) -> t
     return loss, agreement
 
 
-#: of a learning curve: step, loss, agreement
+#: a point of a learning curve: step, loss, agreement
 Point = tuple[int, float, float]
 
 
@@ -95,7 +95,7 @@ class Progress:
 
 
 class Trainer:
-    """One training run with a checkpoint that resumes at the step where it stopped."""
+    """A training run with a checkpoint, which resumes at the step where it stopped."""
 
     def __init__(
         self,
@@ -134,7 +134,7 @@ class Trainer:
     def run(self, save_every: float = 60.0) -> Generator[Progress, None, None]:
         """Train to the end, yielding after each step; saves every `save_every` seconds and on any exit.
 
-        An exit while the optimisers take a step leaves the checkpoint before it: half of a step cannot be gone on with.
+        An exit while the optimisers take a step keeps the checkpoint before it, as half of a step cannot be resumed.
         """
         saved = time.monotonic()
         try:
@@ -170,7 +170,7 @@ class Trainer:
         return Progress(self.step, self.steps, tokens, loss.detach(), agreement)
 
     def _autocast(self) -> torch.autocast:
-        """Products in the target's number format; weights stay in float32."""
+        """Return a context that multiplies in the target's number format; weights stay in float32."""
         dtype = self.features.target.model.dtype
         return torch.autocast(self.device.type, dtype, enabled=dtype != torch.float32)
 
@@ -188,10 +188,10 @@ class Trainer:
 
     @torch.no_grad()
     def evaluate(self) -> tuple[dict[str, list[float]], Calibration | None]:
-        """Held-out agreement with the target's greedy choice, and how sure the drafter may be of that.
+        """Measure held-out agreement with the target's greedy choice, and calibrate the drafter on it.
 
         Agreement: the share in the drafter's top 1 and top 4, one value per lag 1..6. Measured within answers, with the
-        same masks as training; None where too little is held out to say how sure it may be.
+        same masks as training; the calibration is None if too little is held out.
         """
         self.student.eval()
         calibrator = Calibrator()
@@ -214,7 +214,10 @@ class Trainer:
         return shares, calibrator.result()
 
     def save(self) -> None:
-        """Write weights, optimiser moments and the step, aside first, then renamed. The first rank does it for all."""
+        """Write weights, optimiser moments and the step to a new file, then rename it.
+
+        The first rank does it for all.
+        """
         if not self.share.first:
             return
         tensors = {f"weight.{n}": p.detach() for n, p in self.parameters.items()}
@@ -252,7 +255,7 @@ class Trainer:
 
 
 def _digest(tensors: dict[str, Tensor]) -> str:
-    """SHA-256 over names and bytes of tensors on the CPU, 64 hex digits."""
+    """Return the SHA-256 over names and bytes of tensors on the CPU, 64 hex digits."""
     digest = hashlib.sha256()
     for name in sorted(tensors):
         digest.update(name.encode())
@@ -261,7 +264,7 @@ def _digest(tensors: dict[str, Tensor]) -> str:
 
 
 def _read_checkpoint(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """(state, tensors) as `save` wrote them. Raises ValueError."""
+    """Read (state, tensors) as `save` wrote them. Raises ValueError."""
     try:
         with safe_open(path, "pt") as file:
             state: dict[str, Any] = json.loads(file.metadata()["state"])

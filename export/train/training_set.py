@@ -1,4 +1,4 @@
-"""A target and its answers: whatever is trained on them, and how it is named in a work folder."""
+"""A target and its answers, from which all drafters are trained, and the names of files in a work folder."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from outrider_core.models.target import Target
 class Kind:
     """A kind of drafter. name: its `type` in a drafter's config.json. make: builds one for shapes like MoA's.
 
-    feature_loss: it is also taught the target's last hidden states.
+    feature_loss: it also learns the target's last hidden states.
     """
 
     name: str
@@ -37,7 +37,7 @@ class Kind:
     feature_loss: bool = True
 
     def taught(self, settings: TrainSettings) -> TrainSettings:
-        """`settings` as they are for drafters of this kind."""
+        """Return `settings` adapted to drafters of this kind."""
         return settings if self.feature_loss else replace(settings, feature_weight=0.0)
 
 
@@ -49,9 +49,9 @@ MOA = Kind("moa", MoA)
 class TrainingSet:
     """A target and its answers. layers, draft_vocab, max_context, final_norm: see MoAConfig.for_target.
 
-    start_from: folders of MoA drafters that students go on from, of several from the mean of their weights; their
-    shapes replace those. Raises ValueError where there is no answer, and DrafterError where one of these cannot be
-    read, is another target's or is shaped otherwise than the first.
+    start_from: folders of MoA drafters that students start from, of several from the mean of their weights; their
+    shapes replace those. Raises ValueError if there is no answer, and DrafterError if one of the folders cannot be
+    read, is another target's or differs in shape from the first.
     """
 
     target: Target
@@ -86,7 +86,7 @@ class TrainingSet:
         )
 
     def _mean_of(self, folders: Seq[Path]) -> tuple[MoAConfig, dict[str, Tensor], str]:
-        """Shapes, mean weights and hashes of drafters. Raises DrafterError."""
+        """Return shapes, mean weights and hashes of drafters. Raises DrafterError."""
         drafters = [load_drafter(folder) for folder in folders]
         first, its, _ = drafters[0]
         for folder, (config, tensors, _) in zip(folders, drafters, strict=True):
@@ -103,16 +103,16 @@ class TrainingSet:
 
     @property
     def tokens(self) -> int:
-        """Tokens of all conversations."""
+        """Number of tokens of all conversations."""
         return sum(len(sequence.ids) for sequence in self.sequences)
 
     @property
     def answered(self) -> int:
-        """Tokens of the target's answers."""
+        """Number of tokens of the target's answers."""
         return sum(sequence.answered for sequence in self.sequences)
 
     def student(self, kind: Kind = MOA, seed: int = 0) -> Student:
-        """A drafter with the target's tables, on the target's device: fresh, or as `start_from` has it."""
+        """Return a drafter with the target's tables, on the target's device: new, or from `start_from`."""
         torch.manual_seed(seed)
         student = kind.make(self.config)
         if self._start:
@@ -127,14 +127,14 @@ class TrainingSet:
         return student
 
     def features(self, where: str, work: Path) -> OnlineFeatures:
-        """The target's features of these texts. where: "online", "cache", or "auto": online on a GPU, else cache."""
+        """Return the target's features of the texts. where: "online", "cache" or "auto" (online on a GPU)."""
         if where == "online" or (where == "auto" and self.target.model.device.type == "cuda"):
             return OnlineFeatures(self.target, self.config, self.sequences)
         folder = f"features-{key_of(self.target.model_hash, self.config.target_layers, self.target.model.dtype)}"
         return FeatureCache(self.target, self.config, self.sequences, work / folder)
 
     def checkpoint(self, student: Student, settings: TrainSettings, work: Path) -> Path:
-        """The file of a training run with these settings."""
+        """Return the file of a training run with these settings."""
         shapes = {k: v for k, v in asdict(student.config).items() if k != "confidence_temperature"}
         parts = [self._key(), type(student).__name__, shapes, asdict(settings)]
         parts += [self.start_hash] if self.start_hash else []
@@ -155,14 +155,14 @@ def _shapes(tensors: dict[str, Tensor]) -> dict[str, torch.Size]:
 
 
 def key_of(*parts: object) -> str:
-    """12 hex digits that name a file of the work folder by what it was made from."""
+    """Return 12 hex digits that name a file of the work folder by what it was made from."""
     return hashlib.sha256(json.dumps(parts, default=str).encode()).hexdigest()[:12]
 
 
 def read_sequences(path: Path) -> list[Sequence]:
-    """The answered conversations of an answers file and of what further ranks have put beside it, in their order.
+    """Read the answered conversations of an answers file and of other ranks' files beside it, in their order.
 
-    Or of a corpus. Raises CorpusError.
+    Or those of a corpus. Raises CorpusError.
     """
     if is_corpus(path):
         try:
@@ -176,5 +176,5 @@ def read_sequences(path: Path) -> list[Sequence]:
 
 
 def answer_files(path: Path) -> list[Path]:
-    """The answers file of the first rank and those that further ranks have put beside it."""
+    """Return the answers file of the first rank and those of other ranks beside it."""
     return [path, *sorted(path.parent.glob(f"{path.stem}.rank*.jsonl"))]

@@ -1,4 +1,4 @@
-"""What writes a target's answers: torch, or on a CPU the target's 8-bit copy, which is several times as fast."""
+"""Choose what writes a target's answers: torch, or on a CPU the target's 8-bit copy, several times as fast."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from outrider_core.targets.bundle import MANIFEST_FILE, TargetBundle, TargetBund
 from outrider_core.targets.cached import runnable_target
 from outrider_core.targets.config import UnsupportedTarget
 
-#: conversations for which it pays to make the copy
+#: number of conversations that make a copy worthwhile
 WORTH_A_COPY = 500
 
 
 def writing_copy(options: TrainOptions, left: int) -> TargetBundle | None:
-    """The target's 8-bit copy, made where it is not in the cache, if that is to answer the `left` conversations."""
+    """Return the target's 8-bit copy, made if it is missing, if it should answer the `left` conversations."""
     if options.writer == "torch" or (options.writer == "auto" and options.torch_device() != "cpu"):
         return None
     try:

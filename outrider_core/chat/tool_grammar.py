@@ -2,9 +2,9 @@
 
 A call is written exactly as Hermes and Qwen models do:
 
-<tool_call>
-{"name": "NAME", "arguments": {...}}
-</tool_call>
+    <tool_call>
+    {"name": "NAME", "arguments": {...}}
+    </tool_call>
 
 Several follow each other on lines of their own. Text before them is free except for the tag itself; nothing follows
 them. JSON text has no raw newline, so `}` and the closing tag on a line of its own always end a call.
