@@ -1,4 +1,4 @@
-"""What `generate` is asked for, checked before anything is sent: the verifier would refuse it, again and again."""
+"""Check the arguments of `generate` before anything is sent, as the verifier would refuse them every time."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from outrider_core.protocol.sampling import Sampling
 MAX_TEMPERATURE = 100.0
 MAX_TOP_K = 2**32 - 1
 MAX_SEED = 2**63 - 1
-#: bits of a seed that is drawn because none was given
+#: bits of a random seed
 DRAWN_SEED_BITS = 62
 
 
 def checked_sampling(temperature: float, top_k: int, top_p: float, min_p: float, seed: int | None) -> Sampling:
-    """The parameters as they are sent; a seed of None or -1 is drawn. Raises ValueError that names the wrong one."""
+    """Return the parameters to send; a seed of None or -1 is drawn. Raises ValueError that names the wrong one."""
     return Sampling(
         temperature=_number("temperature", temperature, 0.0, MAX_TEMPERATURE),
         top_k=_whole_number("top_k", top_k, 0, MAX_TOP_K, " (0 keeps every token)"),
@@ -29,12 +29,12 @@ def checked_sampling(temperature: float, top_k: int, top_p: float, min_p: float,
 
 
 def checked_length(max_new_tokens: int) -> int:
-    """Raises ValueError unless `max_new_tokens` is a whole number of at least 1."""
+    """Return the limit. Raises ValueError unless `max_new_tokens` is a whole number of at least 1."""
     return _whole_number("max_new_tokens", max_new_tokens, 1)
 
 
 def checked_stops(stop: str | Sequence[str]) -> list[str]:
-    """Stop strings without the empty ones; a string is one of them. Raises ValueError on anything but text."""
+    """Return the non-empty stop strings; a single string is allowed. Raises ValueError on anything but text."""
     stops = [stop] if isinstance(stop, str) else list(stop)
     for text in stops:
         if not isinstance(text, str):
@@ -43,7 +43,7 @@ def checked_stops(stop: str | Sequence[str]) -> list[str]:
 
 
 def _number(name: str, value: float, least: float, most: float, *, above: bool = False) -> float:
-    """above: `least` itself is too little."""
+    """Check a number. above: `least` itself is too small."""
     wanted = f"{name} must be {'above' if above else 'at least'} {least:g} and at most {most:g}"
     try:
         number = math.nan if isinstance(value, str | bytes) else float(value)

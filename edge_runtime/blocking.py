@@ -27,7 +27,7 @@ class BlockingRuntime:
             for event in runtime.generate("Why is the sky blue?"):
                 print(event.verified, event.provisional)
 
-    One answer at a time. `record`, `pause` and `proceed` may come from another thread while an answer is on its way.
+    One answer at a time. Other threads may call `record`, `pause` and `proceed` while an answer is in progress.
     """
 
     def __init__(self, runtime: EdgeRuntime) -> None:
@@ -46,7 +46,7 @@ class BlockingRuntime:
         pinned: Pinned | None = None,
         **options: Unpack[RuntimeKeywords],
     ) -> BlockingRuntime:
-        """Arguments and errors as of `EdgeRuntime.from_bundle`."""
+        """Open a bundle; arguments and errors as in `EdgeRuntime.from_bundle`."""
         return cls(EdgeRuntime.from_bundle(folder, server, pinned=pinned, **options))
 
     def __enter__(self) -> BlockingRuntime:
@@ -76,7 +76,7 @@ class BlockingRuntime:
         return EventIterator(self, self.runtime.generate(prompt, **options))
 
     def answer(self, prompt: str | list[dict[str, Any]] | list[int], **options: Unpack[AnswerKeywords]) -> Finished:
-        """The end of an answer to `prompt`, for those who need no events. Options as of `generate`."""
+        """Return the end of an answer to `prompt`, without events. Options as in `generate`."""
         *_, finished = self.generate(prompt, **options)
         assert isinstance(finished, Finished)
         return finished
@@ -120,7 +120,7 @@ class BlockingRuntime:
         self._call(forget())
 
     def network_changed(self) -> None:
-        """As `EdgeRuntime.network_changed`."""
+        """See `EdgeRuntime.network_changed`."""
 
         async def change() -> None:
             self.runtime.network_changed()
@@ -139,13 +139,13 @@ class BlockingRuntime:
         return asyncio.run_coroutine_threadsafe(self._behind_left(work), self._loop).result()
 
     async def _behind_left(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """Do `work` once an answer whose iterator was left has ended."""
+        """Do `work` once an answer whose iterator was abandoned has ended."""
         if self._left:
             await self._cancel(self._left)
         return await work
 
     def _leave(self, answer: asyncio.Task[None]) -> None:
-        """Cancel an answer without waiting for its end. From any thread, this runtime's own too."""
+        """Cancel an answer without waiting for its end. From any thread, including this runtime's own."""
         self._left = answer
         with contextlib.suppress(RuntimeError):  # the loop has ended, and the answer with it
             self._loop.call_soon_threadsafe(answer.cancel)
@@ -155,7 +155,7 @@ class BlockingRuntime:
         stream: AsyncGenerator[Event, None],
         events: SimpleQueue[Event | None],
     ) -> asyncio.Task[None]:
-        """Let `stream` run into `events`, with None at its end."""
+        """Put `stream` into `events`, with None at its end."""
 
         async def pump() -> None:
             async with contextlib.aclosing(stream):
@@ -169,7 +169,7 @@ class BlockingRuntime:
         return self._answer
 
     async def _cancel(self, answer: asyncio.Task[None]) -> None:
-        """End that answer, and no other one that may have begun meanwhile."""
+        """End that answer, but no other one that may have begun meanwhile."""
         answer.cancel()
         await asyncio.wait([answer])
         self._answer = None if self._answer is answer else self._answer
@@ -182,7 +182,7 @@ class BlockingRuntime:
 
 
 class EventIterator(Iterator[Event]):
-    """Events of one answer, which begins with the first of them."""
+    """Events of one answer, which begins when the first one is requested."""
 
     def __init__(self, runtime: BlockingRuntime, stream: AsyncGenerator[Event, None]) -> None:
         self._runtime, self._stream = runtime, stream
@@ -207,12 +207,12 @@ class EventIterator(Iterator[Event]):
         raise StopIteration
 
     def close(self) -> None:
-        """Cancel the answer, where it is not over, and wait for its end."""
+        """Cancel the answer if it is not over, and wait for its end."""
         over, self._over = self._over, True
         if self._answer is not None and not over and self._runtime._thread.is_alive():
             self._runtime._call(self._runtime._cancel(self._answer))
 
     def __del__(self) -> None:
-        # collected wherever garbage is, the runtime's own thread included: so nothing is waited for here
+        # the garbage collector may run in any thread, the runtime's own included: so nothing is awaited here
         if self._answer is not None and not self._over:
             self._runtime._leave(self._answer)

@@ -1,4 +1,4 @@
-"""Fits a conversation into the context: the oldest turns go first, what the system said stays."""
+"""Fit a conversation into the context: the oldest turns are dropped, instructions stay."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from dataclasses import dataclass
 from typing import Any
 
 Message = dict[str, Any]
-#: tokens kept free for an answer that takes what there is
+#: tokens kept free for an answer without a limit
 USUAL_ROOM = 256
-#: tokens with which an answer can do: where so many are left for one that takes what there is, no turn is dropped
+#: tokens that suffice for an answer without a limit: while this many are left, no turn is dropped
 LEAST_ROOM = 64
 #: roles that instruct the model and are never dropped from a conversation's beginning
 INSTRUCTIONS = ("system", "developer")
 
 
 class ConversationTooLong(ValueError):
-    """Not even the last turn fits. One line that says how long it is."""
+    """Not even the last turn fits. One line with its length."""
 
 
 @dataclass(frozen=True)
 class FittedMessages:
-    """messages: what fits, with the instructions first; dropped: what was left out, oldest first; ids: as tokens."""
+    """messages: the part that fits, instructions first; dropped: messages left out, oldest first; ids: as tokens."""
 
     messages: list[Message]
     dropped: list[Message]
@@ -39,10 +39,9 @@ def fit_messages(
     """Drop whole turns (a user's message and what follows it) from the beginning until the rest fits.
 
     encode: renders a conversation as token ids. max_context: tokens of prompt and answer together. reserve: tokens to
-    keep free for the answer, half of the context at most, given up before the last turn is. As many as the context has,
-    or more, means what there is: then nothing is dropped where LEAST_ROOM is left. least: the same for any reserve,
-    with so many tokens.
-    Raises ConversationTooLong where the last turn alone leaves no token free, ValueError where there is no message.
+    keep free for the answer, at most half of the context, given up before the last turn is. As many as the context has,
+    or more, means no limit: then nothing is dropped if LEAST_ROOM tokens are left. least: such a number for any
+    reserve. Raises ConversationTooLong if the last turn alone leaves no token free, ValueError if there is no message.
     """
     if not messages:
         raise ValueError("there is no message to answer")
@@ -61,7 +60,7 @@ def fit_messages(
     whole = encoded(0)
     if len(whole) <= max_context - max(1, min(least, kept_free)):
         return FittedMessages(messages, [], whole)
-    # fewer turns are fewer tokens, so a search by halves finds the first start that fits
+    # fewer turns are fewer tokens, so a binary search finds the first start that fits
     found = bisect_left(starts, True, key=lambda start: len(encoded(start)) <= room)
     start = starts[min(found, len(starts) - 1)]
     ids = encoded(start)

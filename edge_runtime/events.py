@@ -1,4 +1,4 @@
-"""Events that an answer yields while it grows, and the figures it ends with."""
+"""Events that an answer yields while it grows, and its final statistics."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from outrider_core.protocol.ending import FinishReason
 
 @dataclass(frozen=True)
 class Event:
-    """The text that a user sees after this event: `verified` is the target's, `provisional` was written without it."""
+    """The text after this event: `verified` is the target's, `provisional` was written offline."""
 
     verified: str
     provisional: str
@@ -22,7 +22,7 @@ class Event:
 
 @dataclass(frozen=True)
 class Verified(Event):
-    """`tokens` joined the verified text; `confirmed` of them stood there as provisional before."""
+    """`tokens` joined the verified text; `confirmed` of them had been shown as provisional."""
 
     tokens: list[int]
     confirmed: int
@@ -30,7 +30,7 @@ class Verified(Event):
 
 @dataclass(frozen=True)
 class Provisional(Event):
-    """`writer`, the drafter or the understudy, wrote `token` alone; a later event verifies it or takes it back."""
+    """`writer`, the drafter or the understudy, wrote `token` offline; a later event verifies it or rolls it back."""
 
     token: int
     writer: Writer = Writer.DRAFTER
@@ -38,7 +38,7 @@ class Provisional(Event):
 
 @dataclass(frozen=True)
 class RolledBack(Event):
-    """The last `count` provisional tokens were withdrawn: the target, or the understudy, writes something else."""
+    """The last `count` provisional tokens were rolled back: the target, or the understudy, writes something else."""
 
     count: int
 
@@ -52,14 +52,14 @@ class Adopted(Event):
 
 @dataclass(frozen=True)
 class HandedOver(Event):
-    """From here on `writer` writes alone. detail: why the understudy does not, where it failed; else ""."""
+    """From here on `writer` writes offline. detail: why the understudy failed, if it did; else ""."""
 
     writer: Writer
     detail: str
 
 
 class LinkStatus(StrEnum):
-    """Who writes, as far as the link decides it."""
+    """Who writes, given the state of the link."""
 
     CONNECTING = "connecting"
     VERIFIED = "verified"  #: the target answers
@@ -77,9 +77,9 @@ class LinkState(Event):
 
 @dataclass(frozen=True)
 class Finished(Event):
-    """The answer's end, and always its last event; stats: `AnswerStats`.
+    """The end of the answer, always its last event; stats: `AnswerStats`.
 
-    detail: why, where the verifier or an engine did not write all of it; else "". spans: who wrote which tokens.
+    detail: why the verifier or an engine did not write all of it, if so; else "". spans: who wrote which tokens.
     """
 
     reason: FinishReason
@@ -100,8 +100,8 @@ class AnswerStats(SessionStats):
     first_token_seconds: float = 0.0
     bytes_up: int = 0
     bytes_down: int = 0
-    draft_seconds: float = 0.0  # between asking for a tree or a token and having it
-    first_draft_seconds: float = 0.0  # of that, what came first, for which the prompt is read
+    draft_seconds: float = 0.0  # from requests for trees or tokens to their arrival
+    first_draft_seconds: float = 0.0  # of that, the first one's, which includes reading the prompt
     ahead_seconds: float = 0.0  # drafting while a verdict was awaited
     ahead_nodes: int = 0  # expanded while a verdict was awaited
     #: per stall: seconds from the moment the verdict was due to the first provisional token

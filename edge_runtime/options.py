@@ -1,4 +1,4 @@
-"""What an app decides about its runtime and its answers, and what measurements pin."""
+"""An app's settings for its runtime and its answers, and choices that are otherwise measured."""
 
 from __future__ import annotations
 
@@ -22,17 +22,18 @@ class RuntimeOptions:
     """An app's settings for a runtime.
 
     Attributes:
-        policy: Who writes, and what becomes of text that the device wrote alone.
+        policy: Who writes, and what happens to text that was written offline.
         engine: "onnx", "executorch", an engine object, or None for the first that is in the bundle and installed.
         threads: Threads of the drafter's engine and of the understudy's; 0 takes all cores.
         shape: The largest draft trees.
-        lookup: Draft what followed when this text, or an earlier one of this runtime, stood at the same tokens.
-        patience: When to stop waiting; None for the defaults, without limits for a verifier in this process.
-        token: Bearer token of the verifier, or an async function that gives it and is asked again once it was refused.
+        lookup: Draft tokens that followed the same few tokens earlier in this text, or in an earlier one of this
+            runtime.
+        patience: Time limits of waiting; None for the defaults, without limits for a verifier in this process.
+        token: Bearer token of the verifier, or an async function that returns it and is asked again after a refusal.
             Never sent in clear text to another machine.
         ca_file: PEM certificates to trust beside the system's.
-        idle: Seconds without an answer after which the connection is closed. Nothing is sent or dialled from then on
-            until the next answer.
+        idle: Seconds without an answer after which the connection is closed. Nothing is sent or dialled until the next
+            answer.
     """
 
     policy: Policy = Policy()  # noqa: RUF009 - frozen
@@ -81,13 +82,13 @@ class AnswerKeywords(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Pinned:
-    """Choices that a runtime otherwise makes by what it measures: for benchmarks and tests.
+    """Choices that a runtime otherwise makes by measurement: for benchmarks and tests.
 
     Attributes:
-        mode: Send trees or let the target stream; an understudy that writes alone obeys it too.
+        mode: Send trees or let the target stream; an understudy that writes offline obeys it too.
         shaping: Send smaller trees than the largest when they bring more tokens per second.
-        ahead: Draft on while a verdict is awaited; None when that makes rounds shorter.
-        row_cost: What one row more adds to a step of the engine, as a share of it; None learns it.
+        ahead: Draft on while a verdict is awaited; None: if that makes rounds shorter.
+        row_cost: Row cost of the engine, see the glossary; None: learn it.
     """
 
     mode: Mode | Literal["tree", "stream"] | None = None
@@ -96,5 +97,5 @@ class Pinned:
     row_cost: float | None = None
 
 
-#: sends trees of one shape, whatever they bring, and never drafts ahead: for measuring acceptance
+#: sends trees of one shape, whatever their gain, and never drafts ahead: for measuring acceptance
 FIXED_TREES = Pinned(Mode.TREE, shaping=False, ahead=False, row_cost=USUAL)

@@ -1,6 +1,6 @@
 """`python -m edge_runtime.probe`: measure one engine of a bundle in one fresh process, without torch.
 
-The process loads what an app's process loads (`edge_runtime.runtime` with its link, the bundle with its tokenizer,
+The process loads the same as an app's process (`edge_runtime.runtime` with its link, the bundle with its tokenizer,
 one engine) and prints one JSON object on standard output; an error is one line on standard error and exit status 1.
 `python -m export bench` starts one such process per engine and number of threads, and adds the memory floor.
 
@@ -42,12 +42,12 @@ from outrider_core.protocol.sampling import Sampling
 
 #: steps before those that are timed
 WARM_UP = 3
-#: trees drafted by --draft, each behind one more token
+#: trees drafted by --draft, each after one more token
 TREES = 10
-#: feature rows handed over at once, about what one message of the verifier brings
+#: feature rows handed over at once, about as many as in one message of the verifier
 ROWS_AT_ONCE = 64
 
-#: module that brings a package's runtime into the process, where it is not the package itself
+#: module of a package's runtime, if it is not the package itself
 RUNTIME_MODULES = {"executorch": "executorch.runtime"}
 
 T = TypeVar("T")
@@ -62,14 +62,14 @@ examples:
 
 
 def _milliseconds(work: Callable[[], T]) -> tuple[T, float]:
-    """Return what `work` returns, and the ms it took."""
+    """Return the result of `work`, and its milliseconds."""
     began = time.perf_counter()
     result = work()
     return result, (time.perf_counter() - began) * 1e3
 
 
 def random_step(manifest: Manifest, width: int, context: int, seed: int = 0) -> Step:
-    """Random inputs of `Engine.step`: `width` tokens behind `context` cache rows and as many feature rows.
+    """Return random inputs of `Engine.step`: `width` tokens after `context` cache rows and as many feature rows.
 
     All `width` logits are wanted, and a token sees the past and the new tokens up to itself.
     """
@@ -88,14 +88,14 @@ def random_step(manifest: Manifest, width: int, context: int, seed: int = 0) -> 
 
 
 def time_step(engine: Engine, inputs: Step, repeats: int) -> dict[str, float]:
-    """{"p50", "p95", "min"} of `repeats` steps in ms."""
+    """Return {"p50", "p95", "min"} of `repeats` steps in ms."""
     times = [_milliseconds(lambda: engine.step(*inputs))[1] for _ in range(WARM_UP + repeats)]
     p50, p95 = np.percentile(times[WARM_UP:], [50, 95])
     return {"p50": float(p50), "p95": float(p95), "min": min(times[WARM_UP:])}
 
 
 def _rows(manifest: Manifest, end: int, rng: np.random.Generator) -> Iterator[tuple[Ints, Floats]]:
-    """Random feature rows of positions 0..end-1, (positions [n], rows [n, 2, heads, head_dim]) at a time."""
+    """Yield random feature rows of positions 0..end-1, (positions [n], rows [n, 2, heads, head_dim]) at a time."""
     for start in range(0, end, ROWS_AT_ONCE):
         positions = np.arange(start, min(start + ROWS_AT_ONCE, end))
         shape = (len(positions), 2, manifest.ca_kv_heads, manifest.head_dim)
@@ -121,10 +121,10 @@ def measure_drafting(
 ) -> dict[str, Any]:
     """Draft greedily as an app does: a prompt pass over `context` tokens, then TREES trees of default shape.
 
-    The text is numpy's documentation (English and code). Random feature rows stand at every position but the last. A
-    tree is followed by one more token and one more row, as when the verifier sends a bonus token. tree_ms has the
-    times in ms; steps_per_tree counts engine steps: behind random rows the drafter is unsure and may stop before the
-    last level, and how many rows it fills depends on what it learns of their cost.
+    The text is numpy's documentation (English and code). All positions but the last have random feature rows. A tree is
+    followed by one more token and one more row, as when the verifier sends a bonus token. tree_ms has the times in ms;
+    steps_per_tree counts engine steps: with random rows the drafter is unsure and may stop before the last level, and
+    the number of rows it fills depends on their measured cost.
     """
     manifest = bundle.manifest
     text = bundle.tokenizer.encode(str(np.einsum.__doc__)).ids or [0]
@@ -153,12 +153,12 @@ def measure_drafting(
 
 
 def longest_drafting_context(max_context: int) -> int:
-    """The longest prefix behind which all TREES trees have their full depth."""
+    """Return the longest prefix after which all TREES trees reach their full depth."""
     return max_context - TREES - TreeShape().depth
 
 
 def _check(bundle: Bundle, options: argparse.Namespace) -> None:
-    """Raise BundleError if the bundle cannot be measured as asked; open_engine knows the rest."""
+    """Raise BundleError if the bundle cannot be measured as requested; open_engine checks the rest."""
     manifest = bundle.manifest
     if options.draft:
         limit = longest_drafting_context(manifest.max_context)
@@ -173,7 +173,7 @@ def _check(bundle: Bundle, options: argparse.Namespace) -> None:
 
 
 def _import_runtime(bundle: Bundle, engine: str) -> None:
-    """Import what `open_engine` would, so that loading can be timed without it; what is missing, it will say."""
+    """Import the modules of `open_engine`, so that loading is timed without them; it reports missing ones."""
     package = installed(engine) if engine in bundle.manifest.engines else None
     try:
         if package:
@@ -183,7 +183,7 @@ def _import_runtime(bundle: Bundle, engine: str) -> None:
 
 
 def probe(options: argparse.Namespace) -> dict[str, Any]:
-    """Do what the command line asks for and return the figures."""
+    """Measure what the command line requests, and return the figures."""
 
     def tick(note: str) -> None:
         if options.progress:  # writing the line also ends a probe whose parent is gone

@@ -46,7 +46,7 @@ from outrider_core.protocol.wire import PROTOCOL_VERSION, STREAMS, Close, Hello
 
 #: for a reliable verifier: no verdict is ever overdue
 UNHURRIED = Patience(open=math.inf, connect=math.inf, silence=math.inf)
-#: seconds that an answer whose iterator was left may take to end before the next one is refused
+#: seconds that an answer whose iterator was abandoned may take to end before the next one is refused
 LEFT_SECONDS = 0.5
 
 
@@ -57,8 +57,8 @@ class EdgeRuntime:
         bundle: An opened bundle. Its engine's weights are loaded here, so make a runtime outside of a busy event loop.
         server: `host:port`, `ws://...` or `wss://...` of a verifier; a `LinkMaker`, such as an entered `LocalVerifier`;
             None to write on this device alone.
-        options: What an app decides; None for the defaults.
-        pinned: Choices that are otherwise measured; for benchmarks and tests.
+            options: An app's settings; None for the defaults.
+            pinned: Choices that are otherwise measured; for benchmarks and tests.
 
     Raises:
         BundleError: The bundle has no engine that is installed here.
@@ -88,11 +88,11 @@ class EdgeRuntime:
             engine = open_engine(bundle, engine, threads)
         self.drafter = Drafter.of(bundle, engine, options.lookup, pinned.row_cost)
         hello = Hello(PROTOCOL_VERSION, manifest.target_hash, manifest.drafter_hash, "outrider-python")
-        #: what happens: link events and finished drafter jobs
+        #: link events and finished drafter jobs
         self._inbox: asyncio.Queue[InboxEvent] = asyncio.Queue()
         self.link: VerifierLink | None = None
         self.link_error = ""  # why there is no connection; "" while there is one or none was tried yet
-        self.link_refused = False  # a verifier was there, and did not accept this device
+        self.link_refused = False  # a verifier answered, but did not accept this device
         if isinstance(server, str):
             self.link = Link(server, hello, self._linked, options.token, options.ca_file)
         elif server:
@@ -110,12 +110,12 @@ class EdgeRuntime:
         self._rows_seen = RowsSeen()  # of `_text`
         self._forgotten = False  # since the last answer began
         self._stream = 0
-        self._answer: Answer | None = None  # on its way
+        self._answer: Answer | None = None  # in progress
         self._closed = False
         self._dialled = asyncio.Event()  # the link has come up, or failed to
         self._idle_seconds = options.idle
         self._max_context = manifest.max_context  # of the verifier too, once it was reached
-        self._idle = asyncio.Event()  # no answer is on its way
+        self._idle = asyncio.Event()  # no answer is in progress
         self._idle.set()
 
     @classmethod
@@ -130,21 +130,21 @@ class EdgeRuntime:
         """Open and check the bundle in `folder`, and make a runtime of it.
 
         Args:
-            folder: What `outrider export bundle` wrote.
-            server: As of the class.
-            pinned: As of the class.
+            folder: Output of `outrider export bundle`.
+            server: See the class.
+            pinned: See the class.
             **options: The fields of `RuntimeOptions`.
 
         Raises:
             BundleError: The bundle is damaged or incomplete, or has no engine that is installed here. One line.
-            LinkRefused, EngineFailed: As of the class.
+            LinkRefused, EngineFailed: See the class.
         """
         return cls(open_bundle(folder), server, RuntimeOptions(**options), pinned)
 
     async def __aenter__(self) -> EdgeRuntime:
         if self.link and self._link_task is None:
             self._link_task = asyncio.create_task(self.link.run())
-            self.link.stay(self._idle_seconds)  # somebody is about to ask
+            self.link.stay(self._idle_seconds)  # an answer will follow soon
         return self
 
     async def __aexit__(
@@ -167,9 +167,9 @@ class EdgeRuntime:
         self._understudy.close()
 
     async def wait_for_link(self) -> None:
-        """Wait until the first attempt to connect has come to something, for as long as a new answer would.
+        """Wait until the first attempt to connect has succeeded or failed, for at most a new answer's patience.
 
-        `fit_messages` then knows the verifier's context, where there is a verifier.
+        Afterwards `fit_messages` knows the verifier's context, if there is a verifier.
         """
         if self.link and not self.link.welcome:
             if not self.link_error:
@@ -192,7 +192,7 @@ class EdgeRuntime:
         self._inbox.put_nowait(event)
 
     def encode_prompt(self, prompt: str | list[dict[str, Any]], tools: Sequence[dict[str, Any]] = ()) -> list[int]:
-        """Token ids of a question (a string) or a conversation (chat messages) with `tools` that may be called."""
+        """Return token ids of a question (a string) or a conversation (chat messages) with callable `tools`."""
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
         return self.bundle.render_chat(messages, tools)
 
@@ -207,24 +207,24 @@ class EdgeRuntime:
 
         Args:
             messages: Chat messages. Instructions at the beginning and the last turn are never dropped.
-            reserve: Tokens to keep free for the answer, half of the context at most; as many as the context has, or
-                more, means what there is.
-            tools: Functions that may be called, as OpenAI has them.
-            least: Tokens left for the answer with which nothing is dropped; None: `reserve`.
+            reserve: Tokens to keep free for the answer, at most half of the context; as many as the context has, or
+                more, means no limit.
+            tools: Functions that may be called, in OpenAI's form.
+            least: Nothing is dropped while this many tokens are left for the answer; None: `reserve`.
 
         Returns:
-            What fits into the bundle's context, or the verifier's where that is smaller and there was a connection.
+            The part that fits into the bundle's context, or the verifier's if that is smaller and was reached.
 
         Raises:
             ConversationTooLong: The last turn alone does not fit. It is a ValueError.
-            MessageFault: A message cannot be one; its text names the field. It is a ValueError.
+            MessageFault: A message is invalid; the text names the field. It is a ValueError.
         """
-        as_templates_take(messages)  # raises on what is not a message
+        as_templates_take(messages)  # raises on invalid messages
         encode = partial(self.encode_prompt, tools=tools)
         return fit_messages(messages, encode, self._max_context, reserve, least)
 
     def decode(self, ids: list[int]) -> str:
-        """Text of token ids, special tokens left out."""
+        """Return the text of token ids, without special tokens."""
         return self.bundle.decode(ids)
 
     def generate(
@@ -249,16 +249,16 @@ class EdgeRuntime:
         """Answer a prompt. Closing the iterator cancels the answer.
 
         Args:
-            prompt: Text, chat messages, or token ids; ids have to describe the tools themselves.
-            max_new_tokens: Verified tokens at most.
+            prompt: Text, chat messages, or token ids; ids must describe the tools themselves.
+            max_new_tokens: Most verified tokens.
             temperature: 0 is greedy.
-            top_k, top_p, min_p: Which tokens may be drawn; 0, 1 and 0 allow all.
+            top_k, top_p, min_p: Limits on the tokens drawn; 0, 1 and 0 allow all.
             seed: The same seed gives the same text; None or -1 picks one.
             stop: A string or strings that end the answer; they are not part of it.
             response_format, logit_bias, frequency_penalty, presence_penalty, tools, tool_choice, parallel_tool_calls:
-                As OpenAI has them (logit_bias by token id). All writers keep to them. Under a response_format or
-                tools the device writes alone only where llguidance is installed; elsewhere such an answer waits for
-                the link. Calls stand in the text as `<tool_call>`.
+                As in OpenAI's API (logit_bias by token id). All writers obey them. Under a response_format or tools the
+                device writes offline only if llguidance is installed; without it such an answer waits for the link.
+                Calls appear in the text as `<tool_call>`.
 
         Returns:
             Events (`edge_runtime.events`), the last one `Finished`.
@@ -266,10 +266,10 @@ class EdgeRuntime:
         Raises:
             ValueError: At once: an argument is out of bounds, or the prompt leaves no room.
             RuntimeError: While events are read: the runtime is not entered, or is answering already.
-            DrafterFailed: Behind `Finished` with reason "failed": the device's engine failed.
-            LinkRefused, EngineFailed: The same, only of a verifier in this process (`outrider.local`).
-                What a verifier elsewhere refuses, another at its address may accept: that is a link that is down, with
-                the reason in `LinkState.detail`.
+            DrafterFailed: After `Finished` with reason "failed": the device's engine failed.
+            LinkRefused, EngineFailed: Likewise, but only of a verifier in this process (`outrider.local`). Another
+                verifier's refusal counts as a link that is down, with the reason in `LinkState.detail`, as a different
+                one at its address may accept.
         """
         sampling = checked_sampling(temperature, top_k, top_p, min_p, seed)
         length, stops = checked_length(max_new_tokens), checked_stops(stop)
@@ -294,7 +294,7 @@ class EdgeRuntime:
     def answer_ids(
         self, ids: list[int], sampling: Sampling, length: int, stops: list[str], constraint: Constraint | None = None
     ) -> AsyncGenerator[Event, None]:
-        """Answer a prompt of token ids, as `generate` does, which has checked what it is asked. Raises ValueError."""
+        """Answer a prompt of token ids, like `generate`, which has checked the arguments. Raises ValueError."""
         manifest = self.bundle.manifest
         if not ids or len(ids) >= manifest.max_context:
             raise ValueError(f"the prompt has {len(ids)} tokens; 1 to {manifest.max_context - 1} fit this bundle")
@@ -310,7 +310,7 @@ class EdgeRuntime:
         return self._run(begin)
 
     def unsupported(self, constraint: Constraint | None) -> str:
-        """Return why no writer here can keep to `constraint`; "" if one can, or the verifier may be asked."""
+        """Return why no writer here can obey `constraint`; "" if one can, or the verifier may be asked."""
         missing = self._support.missing(constraint) if constraint else ""
         if not missing or self.policy.writer is not WhoWrites.DEVICE_ONLY:
             return ""
@@ -319,19 +319,19 @@ class EdgeRuntime:
         )
 
     def resume(self, record: dict[str, Any]) -> AsyncGenerator[Event, None]:
-        """Continue an answer that `record` wrote down, perhaps in a process that has ended.
+        """Continue an answer that `record` described, perhaps in a process that has ended.
 
-        It waits for a verifier that computes as the one did that began it, where that one said how.
+        It waits for a verifier with the arithmetic that the answer began in, if that is known.
 
         Args:
-            record: What `record` returned.
+            record: A result of `record`.
 
         Returns:
-            Events, as of `generate`.
+            Events, as from `generate`.
 
         Raises:
             ValueError: When the first event is read: it is not a record of this bundle, or the verifier in this process
-                computes otherwise. The rest as of `generate`.
+                has another arithmetic. Others as in `generate`.
         """
 
         def begin() -> tuple[Session, list[str]]:
@@ -346,12 +346,12 @@ class EdgeRuntime:
         return self._run(begin)
 
     def record(self) -> dict[str, Any] | None:
-        """Describe the answer on its way, so that `resume` can continue it.
+        """Describe the answer in progress, so that `resume` can continue it.
 
-        Write it down after every event that matters to you: an app that is killed in mid-answer then loses nothing.
+        Save it after every event that matters to you: an app that is killed in mid-answer then loses nothing.
 
         Returns:
-            What JSON can carry; None where no answer is on its way.
+            A JSON object; None if no answer is in progress.
         """
         if self._answer is None:
             return None
@@ -359,39 +359,38 @@ class EdgeRuntime:
         return {**record_of(self._answer.session), **extra}
 
     async def pause(self) -> None:
-        """Write nothing alone until `proceed`, e.g. as the battery is low. The target's text goes on coming."""
+        """Stop writing offline until `proceed`, e.g. as the battery is low. The target's text continues."""
         if self._answer:
             self._answer.pause()
 
     async def proceed(self) -> None:
-        """Write alone again where the policy lets."""
+        """Allow writing offline again, as the policy says."""
         if self._answer:
             self._answer.proceed()
 
     def network_changed(self) -> None:
-        """The device has another network: dial over it at once, as connections over the old one die with it."""
+        """Dial over the device's new network at once, as connections over the old one die with it."""
         if self.link:
             self.link.network_changed()
 
     def hurry(self, seconds: float) -> None:
-        """Let the answer on its way wait no longer than `seconds` for the verifier, e.g. as somebody else wants one.
+        """Limit how long the answer in progress waits for the verifier to `seconds`, e.g. as another request waits.
 
-        An answer that was paused by `pause` waits on.
+        An answer that was paused by `pause` keeps waiting.
         """
         if self._answer:
             self._answer.hurry(seconds)
 
     @property
     def refusal(self) -> str:
-        """Why the verifier refused the answer on its way for good, so that the device alone writes on; else ""."""
+        """Why the verifier refused the answer in progress permanently, so that the device alone writes on; else ""."""
         verifier = self._answer.session.verifier if self._answer else None
         return verifier.complaint if verifier and verifier.refused else ""
 
     def forget(self) -> None:
-        """Forget all conversations so far, e.g. as another user comes: no draft looks up again what they said.
+        """Forget all conversations so far, e.g. for another user: lookup no longer uses them.
 
-        What drafts look up stands in memory alone, and is bounded. An answer on its way goes on, and is forgotten when
-        it is over.
+        They are kept in memory alone, and bounded. An answer in progress continues, and is forgotten when it is over.
         """
         self._text, self._rows_seen, self._forgotten = [], RowsSeen(), True
         if not self._closed:
@@ -399,7 +398,7 @@ class EdgeRuntime:
             self._understudy.forget()
 
     async def _run(self, begin: Callable[[], tuple[Session, list[str]]]) -> AsyncGenerator[Event, None]:
-        """begin: makes the session, once no other answer is on its way, and names the stop strings."""
+        """Run an answer. begin: makes the session once no other answer is in progress, and returns its stop strings."""
         async with self._alone():
             session, stop = begin()
             self._forgotten = False
@@ -427,7 +426,7 @@ class EdgeRuntime:
                     self._text, self._rows_seen = session.committed, session.rows_seen
                 answer.close()
                 if session.verifier.pinned and self.link and not self.link.welcome:
-                    self.link_error, self.link_refused = "", False  # who refused that answer may take the next
+                    self.link_error, self.link_refused = "", False  # it may accept the next answer
                 cold = self.bundle.manifest.has_drafter and self.policy.understudy is UnderstudyUse.COLD
                 if cold and self.link and self.link.welcome:
                     self._understudy.unload()
@@ -439,7 +438,7 @@ class EdgeRuntime:
             raise RuntimeError("this runtime is closed; open another one")
         if self.link and self._link_task is None:
             raise RuntimeError("this runtime is not entered; write: async with EdgeRuntime(...) as runtime")
-        # an iterator that a `break` left is closed by the event loop a moment later
+        # the event loop closes an iterator that a `break` left a moment later
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._idle.wait(), LEFT_SECONDS)
         if not self._idle.is_set():
@@ -458,15 +457,15 @@ class EdgeRuntime:
                 self.link.stay(self._idle_seconds)
 
     def _catch_up(self) -> None:
-        """Take in what happened between two answers; what it did to the link shows in the link itself."""
+        """Process events since the last answer; the link itself has their effects."""
         while not self._inbox.empty():
             if isinstance(event := self._inbox.get_nowait(), LinkUp):
                 self.controller.pace.linked(event.welcome, event.rtt)
 
     def _begin(self, ids: list[int], sampling: Sampling, max_new: int, constraint: Constraint | None) -> Session:
-        """A session for `ids`. What it shares with the text before keeps its rows, here and on the verifier."""
+        """Make a session for `ids`. The common prefix with the text before keeps its rows, here and on the verifier."""
         same = common_prefix(ids, self._text)
-        if same < len(self._text):  # another conversation, or a turn said anew
+        if same < len(self._text):  # another conversation, or a repeated turn
             self._worker.submit(partial(self.drafter.remember, self._text))
         self._worker.submit(partial(self.drafter.keep_rows, same))
         unsupported = constraint is not None and bool(self._support.missing(constraint))
@@ -488,5 +487,5 @@ class EdgeRuntime:
             understudy=self.bundle.has_understudy,
             sentence_ends=self.bundle.sentence_ends,
             constraint=constraint,
-            obeys=constraint is None or unsupported,  # for the others rules are made first
+            obeys=constraint is None or unsupported,  # for others rules are made first
         )

@@ -1,4 +1,4 @@
-"""Folders of an app that hide this product's packages: others call theirs `cloud` and `export` too."""
+"""Detect folders of an app that hide this product's packages, as others use names like `cloud` and `export` too."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ HOME = Path(__file__).resolve().parents[1]
 
 
 def hidden_package(error: ImportError | None = None) -> str | None:
-    """Return what hides one of them and what to do, in a line; None: nothing does.
+    """Return what hides one of the packages and what to do, in one line; None if nothing does.
 
-    error: an import that failed; only the package that it was in is looked at.
+    error: an import that failed; only its package is checked.
     """
     for name in PACKAGES:
         if error is not None and (error.name or "").partition(".")[0] != name:

@@ -61,22 +61,22 @@ from outrider_core.protocol.wire import (
 )
 from outrider_core.targets.source import TargetError
 
-#: how often a link checks that the engine thread is alive, in seconds
+#: seconds between a link's checks that the engine thread is alive
 POLL_SECONDS = 0.5
 
 
 class LocalVerifier:
     """A `Verifier` in this process; pass it to `EdgeRuntime` as the server.
 
-    Use it as a context manager: entering starts the engine thread, leaving stops it for good. Create and close runtimes
+    Use it as a context manager: entering starts the engine thread, leaving stops it. Create and close runtimes
     inside the block.
     """
 
-    #: it answers or fails, so the device never writes alone while it waits (see `LinkMaker`)
+    #: it answers or fails, so the device never writes offline while it waits (see `LinkMaker`)
     reliable = True
 
     def __init__(self, verifier: Verifier, step_costs: Path | None = None) -> None:
-        """step_costs: the file that keeps what steps cost, so that the next start need not time them."""
+        """step_costs: file that keeps step costs, so that the next start need not measure them."""
         self.verifier, self._step_costs = verifier, step_costs
 
     @classmethod
@@ -95,10 +95,10 @@ class LocalVerifier:
 
         target: alias, Hugging Face id or folder; None: the manifest's. drafter: folder with the server half; None: the
         one under drafters/ that has the bundle's hash, if the bundle has a drafter. dtype: "auto" lets
-        `cloud.engine.choice` choose the engine; a number format such as "float32" takes torch. threads: CPU threads of
-        the target; 0: all cores but one, of two both for the 8-bit copy. progress: reports while an 8-bit copy of the
-        target is built, once; None: in the log.
-        settings: further fields of `cloud.settings.Settings`; its VERIFIER_* environment variables apply here too.
+        `cloud.engine.choice` choose the engine; a number format such as "float32" selects torch. threads: CPU threads
+        of the target; 0: all cores but one, of two both for the 8-bit copy. progress: reports while an 8-bit copy of
+        the target is built, once; None: in the log. settings: further fields of `cloud.settings.Settings`; its
+        VERIFIER_* environment variables apply here too.
 
         Raises TargetError or DrafterError with a message of one line.
         """
@@ -111,7 +111,7 @@ class LocalVerifier:
             "max_model_len": manifest.max_context,
             "kv_tokens": manifest.max_context + MAX_NODES,
             "prefix_cache": "on",  # one process, one user
-            # nothing of it is served, whatever the environment has for verifiers that are
+            # nothing is served, whatever the environment has for servers
             "host": "127.0.0.1",
             "port": 0,
             "auth_file": None,
@@ -141,7 +141,7 @@ class LocalVerifier:
                 durable.write(self._step_costs, msgspec.json.encode(costs))
 
     def link(self, hello: Hello, report: Callable[[LinkEvent], None]) -> LocalLink:
-        """A new connection to the verifier. Raises EngineFailed if the engine thread does not run."""
+        """Return a new connection to the verifier. Raises EngineFailed if the engine thread does not run."""
         if not self.verifier.alive:
             raise EngineFailed("the engine thread is not running; enter the LocalVerifier with `with` before use")
         return LocalLink(self.verifier, hello, report)
@@ -150,7 +150,7 @@ class LocalVerifier:
 class LocalLink:
     """A `VerifierLink` without a socket: frames are encoded, checked and counted as `Link` does it.
 
-    A failed step ends the answer with EngineFailed; an engine thread that has ended or hangs ends the link with it.
+    A failed step ends the answer with EngineFailed; so does an engine thread that has ended or hangs.
     """
 
     url = "this process"
@@ -165,7 +165,7 @@ class LocalLink:
         self._changed = asyncio.Event()
 
     async def run(self) -> None:
-        """Shake hands, then deliver the engine's replies. Ends only by cancellation or when refused."""
+        """Shake hands, then deliver the engine's replies. Ends only by cancellation or a refusal."""
         loop = asyncio.get_running_loop()
 
         def post(function: Callable[[], None]) -> None:
@@ -184,7 +184,7 @@ class LocalLink:
                 self.report(LinkDown("closed"))
 
     def send(self, message: ClientMessage) -> None:
-        """Hand `message` to the verifier, or drop it if there is no connection."""
+        """Pass `message` to the verifier, or drop it if there is no connection."""
         if self._connection is not None:
             frame = encode(message)
             self.traffic.up += frame_bytes(len(frame), masked=True)
@@ -195,13 +195,13 @@ class LocalLink:
         """Do nothing: no message waits here."""
 
     def stay(self, seconds: float) -> None:
-        """There is nothing to hang up."""
+        """Do nothing: there is no connection to keep."""
 
     def network_changed(self) -> None:
-        """No network is used."""
+        """Do nothing: no network is used."""
 
     def pin(self, arithmetic: str) -> None:
-        """Raises ValueError where the verifier computes otherwise than in `arithmetic`: there is no other here."""
+        """Raise ValueError if the verifier has another arithmetic, as there is no other verifier here."""
         if arithmetic not in ("", self._verifier.arithmetic):
             raise ValueError(
                 f"the answer was begun in {arithmetic} arithmetic, and the target in this process computes in "
@@ -209,7 +209,7 @@ class LocalLink:
             )
 
     def renew(self) -> None:
-        """Drop the connection with the replies it still holds, and shake hands again."""
+        """Drop the connection with its pending replies, and shake hands again."""
         self._connection = None
         self._changed.set()
 
@@ -219,7 +219,7 @@ class LocalLink:
             self._changed.clear()
             while self._connection is connection and (frame := connection.outbox.next()) is not None:
                 self._arrived(decode_server(frame), frame_bytes(len(frame), masked=False))
-                await asyncio.sleep(0)  # a verdict may overtake the feature rows that are left
+                await asyncio.sleep(0)  # a verdict may overtake the remaining feature rows
             if not self._verifier.alive:
                 self._refuse(EngineFailed('the engine thread has ended or hangs; see the messages of logger "cloud"'))
             with suppress(TimeoutError):
@@ -247,7 +247,7 @@ class LocalLink:
 
 
 def _costs_file(verifier: Verifier, threads: int) -> Path:
-    """Return where step costs of this verifier on this machine are kept between starts."""
+    """Return the file of this verifier's step costs on this machine, kept between starts."""
     known_by = [verifier.arithmetic, verifier.target_hash, verifier.max_context, threads, describe_machine()]
     return cache_dir() / "step-costs" / f"{hashlib.sha256(repr(known_by).encode()).hexdigest()[:16]}.json"
 

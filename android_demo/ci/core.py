@@ -77,7 +77,7 @@ def versions() -> dict[str, str]:
 
 
 def library_flags(module: str) -> tuple[str, ...]:
-    """Return flags for code that apps compile against: the oldest promised compiler reads it, on Android's API alone."""
+    """Return flags for code that apps compile against: the oldest promised compiler reads it, with Android's API."""
     level = versions()["kotlinStdlib"].rpartition(".")[0]
     return (
         "-no-jdk", "-language-version", level, "-api-version", level, "-Xsuppress-version-warnings",

@@ -1,1 +1,1 @@
-"""Carries a session's actions out: threads of drafter and understudy, the link, what a user sees."""
+"""Carry out a session's actions: threads of drafter and understudy, the link, the display."""

@@ -1,4 +1,4 @@
-"""Carries out what a session asks for, and reports to it what happened, and when."""
+"""Carry out a session's actions, and report events to it with their times."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ from edge_runtime.session.states import Writer
 from outrider_core.chat.grammar import GrammarError
 from outrider_core.protocol.ending import FinishReason
 
-#: what ends an answer as failed, or as refused by the device itself
+#: exceptions that end an answer as failed, or as refused by the device itself
 FAILURES = (DrafterFailed, LinkRefused, EngineFailed, ConstraintUnsupported)
 
 
 class Answer:
-    """One answer on its way. `inbox` gets link events and finished drafter jobs, in this loop's thread."""
+    """An answer in progress. `inbox` gets link events and finished jobs, in this loop's thread."""
 
     def __init__(
         self,
@@ -67,8 +67,10 @@ class Answer:
         why: str = "",
         support: ConstraintSupport | None = None,
     ) -> None:
-        """why: why there is no connection; "" while there is one or none was tried yet. support: what holds the
-        device's writers to the session's constraint, if it has one."""
+        """why: why there is no connection; "" while there is one or none was tried yet.
+
+        support: applies the session's constraint to the device's writers, if it has one.
+        """
         self.session, self.stops = session, stops
         self._link, self._inbox, self._down = link, inbox, why
         self._stats = StatsRecorder(link)
@@ -79,8 +81,9 @@ class Answer:
         self._support, self._compiling = support, None if support is None else asyncio.create_task(self._compile())
 
     async def run(self) -> AsyncIterator[Event]:
-        """Events until the answer has ended, the last one `Finished`; behind it raises what has failed: DrafterFailed,
-        ConstraintUnsupported, and what `link` reports as an error."""
+        """Yield events until the answer has ended, the last one `Finished`; then raise the cause of a failure:
+        DrafterFailed, ConstraintUnsupported, or an error that `link` reports.
+        """
         session, failure = self.session, None
         try:
             self._begin()
@@ -103,7 +106,7 @@ class Answer:
                 failure = error
 
     def close(self) -> None:
-        """Cancel what is not finished; the next answer may be written by any verifier."""
+        """Cancel unfinished work; any verifier may write the next answer."""
         if self._compiling:
             self._compiling.cancel()
         if self._link:
@@ -120,7 +123,7 @@ class Answer:
         self._inbox.put_nowait(Woken())
 
     def hurry(self, seconds: float) -> None:
-        """Wait no longer than `seconds` for the verifier where nothing more can be written."""
+        """Wait no longer than `seconds` for the verifier once offline writing has stopped."""
         self.session.offline.expect_return(seconds, time.monotonic())
         self._inbox.put_nowait(Woken())
 
@@ -134,7 +137,7 @@ class Answer:
             self._do(self.session.link_up(link.welcome, time.monotonic()))
 
     async def _compile(self) -> None:
-        """Have the rules of the constraint made."""
+        """Compile the rules of the constraint."""
         session = self.session
         assert self._support and session.constraint
         try:
@@ -168,7 +171,7 @@ class Answer:
                 | Unsupported(session=owner)
                 | Failed(session=owner)
             ) if owner is not session:
-                pass  # asked for by an answer that was cancelled
+                pass  # an answer that was cancelled since asked for it
             case Drafted():
                 self._stats.drafted(event.asked)
                 self._do(session.tree_ready(event.draft, event.version, now, event.working))
@@ -205,7 +208,7 @@ class Answer:
                 raise event
 
     def _explained(self, actions: list[Action]) -> None:
-        """Do what followed from the link, and show the reason where the verifier does not answer."""
+        """Carry out actions that follow from the link, and show why the verifier does not answer."""
         self._display.because(self._down or self.session.verifier.complaint)
         self._do(actions)
 
@@ -234,7 +237,7 @@ class Answer:
                     self._understudy.draft_ahead()
                 case AddRows():
                     self._jobs.add_rows(action)
-                    self._jobs.draft_ahead()  # which the job before has ended
+                    self._jobs.draft_ahead()  # the last job has stopped it
                 case Reconnect():
                     if self._link:
                         self._link.renew()
@@ -245,7 +248,7 @@ class Answer:
                     self._display.show(action)
 
     def _release(self) -> None:
-        """Write the held token if its time has come; where it is not wanted any more, the session hears at once."""
+        """Write the held token if its time has come; if it is no longer wanted, tell the session at once."""
         session, now = self.session, time.monotonic()
         action = self._held.release(now, session.job.version)
         if action is None:

@@ -8,7 +8,7 @@ from outrider_core.protocol.text import Detokeniser, StopStrings
 
 
 class AnswerText:
-    """The answer as text, kept up token by token; provisional text is decoded behind the verified one."""
+    """The answer as text, updated token by token; provisional text is decoded after the verified text."""
 
     def __init__(self, decode: Callable[[list[int]], str], stops: Sequence[str]) -> None:
         self._decoder, self._stops = Detokeniser(decode), StopStrings(stops)
@@ -16,7 +16,7 @@ class AnswerText:
         self.verified = self.provisional = ""
 
     def commit(self, tokens: list[int]) -> int | None:
-        """Add verified tokens; returns how many of them there were up to the end of a stop string, if one came."""
+        """Add verified tokens; return how many there were up to the end of a stop string, if one came."""
         for count, token in enumerate(tokens, 1):
             self.verified += self._stops.push(self._decoder.push(token))
             if self._stops.hit:
@@ -24,19 +24,19 @@ class AnswerText:
         return None
 
     def provide(self, token: int) -> bool:
-        """Add a provisional token; False where a stop string ended the text."""
+        """Add a provisional token; return False if a stop string ended the text."""
         decoder, stops = self._ahead
         self.provisional += stops.push(decoder.push(token))
         return not stops.hit
 
     def rebase(self, provisional: list[int]) -> None:
-        """The provisional text stands behind the verified one as it is now."""
+        """Decode the provisional text again, after the verified text as it is now."""
         self._ahead, self.provisional = (self._decoder.fork(), self._stops.fork()), ""
         for token in provisional:
             self.provide(token)
 
     def end(self) -> None:
-        """End the text: show what was held back as the beginning of a character or a stop string."""
+        """End the text: show what was held back as a possible beginning of a character or a stop string."""
         decoder, stops = self._ahead
         if self.provisional:
             self.provisional += stops.push(decoder.flush()) + stops.flush()

@@ -1,7 +1,7 @@
-"""What holds the device's own writers to an answer's constraint: the rules of biases, penalties and grammars.
+"""Apply an answer's constraint to the device's own writers: rules for biases, penalties and grammars.
 
-Grammars need llguidance, which the device may lack, and some time for a schema: they are compiled in a thread, and
-nothing is written alone under one before.
+Grammars need llguidance, which the device may lack, and time to compile: that happens in a thread, and the device
+writes nothing under a grammar before.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ class ConstraintUnsupported(ValueError):
 
 
 class ConstraintSupport:
-    """For writers with this tokenizer, so many tokens and these ids that end an answer."""
+    """Supports writers with this tokenizer, this many tokens and these ids that end an answer."""
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_ids: Sequence[int]) -> None:
         self._tokenizer, self._vocab_size, self._eos_ids = tokenizer, vocab_size, eos_ids
-        self._grammars: Grammars | None = None  # takes 40 MB, so it is opened for the first answer that wants one
+        self._grammars: Grammars | None = None  # takes 40 MB, so it is opened for the first answer that needs one
         self._compiled = CompiledGrammars()
         self._lock = threading.Lock()
 
     def missing(self, constraint: Constraint) -> str:
-        """Return why the device cannot write under `constraint`; "" where it can, as far as is known without trying."""
+        """Return why the device cannot write under `constraint`; "" if it can, as far as is known without compiling."""
         try:
             if constraint.grammar != GRAMMAR_NONE:
                 check_grammars(self._eos_ids)
@@ -48,7 +48,9 @@ class ConstraintSupport:
         return ""
 
     async def rules(self, constraint: Constraint, writers: int) -> list[Rules]:
-        """At the beginning of the answer, for so many writers, each with a thread of its own. Raises GrammarError.
+        """Return rules at the beginning of the answer for this many writers, each with its own thread.
+
+        Raises GrammarError.
 
         Compiling ends soon after this is cancelled.
         """

@@ -1,4 +1,4 @@
-"""What a user sees of an answer: actions of the session in, events out."""
+"""Turn the session's actions into the events that a user sees."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ PAUSED = {
 
 
 class Display:
-    """Events of one answer, in order, until they are taken.
+    """Collects the events of one answer, in order, until they are taken.
 
     stops: strings that end the text. why: why the verifier does not answer; "" while it does or nothing is known.
     """
@@ -56,12 +56,12 @@ class Display:
         self._status: LinkStatus | None = None
 
     def take(self) -> list[Event]:
-        """The events since the last call."""
+        """Return the events since the last call."""
         events, self._events = self._events, []
         return events
 
     def keep(self, action: Commit | Adopt) -> int | None:
-        """Show tokens that stay. Returns how many of them follow a stop string; None where none came."""
+        """Show committed tokens. Returns how many of them follow a stop string; None without one."""
         text, tokens = self._text, action.tokens
         count = text.commit(tokens)
         text.rebase(self._session.provisional)
@@ -77,7 +77,7 @@ class Display:
         return surplus
 
     def show(self, action: Action) -> None:
-        """Show any other action; those that are not for a user's eyes change nothing."""
+        """Show any other action; many show nothing."""
         session = self._session
         match action:
             case Provide(token=token, writer=writer):
@@ -94,7 +94,7 @@ class Display:
                 self._stats.stalled(deadline)
                 waiting = session.state is State.WAITING
                 self.tell(LinkStatus.WAITING if waiting else LinkStatus.ALONE, SILENT)
-            case Pause(reason=reason) if session.offline.active:  # else the target's text goes on coming
+            case Pause(reason=reason) if session.offline.active:  # else the target's text continues
                 self.tell(LinkStatus.WAITING, PAUSED[reason])
             case Resume():
                 self._stats.resumed()
@@ -103,12 +103,12 @@ class Display:
                 self._end(reason)
 
     def proceeded(self) -> None:
-        """Somebody asked to go on; the device writes again."""
+        """Show that a pause was lifted and the device writes again."""
         if self._session.state is State.ALONE:
             self.tell(LinkStatus.ALONE, SILENT)
 
     def because(self, why: str) -> None:
-        """Why the verifier does not answer, or "". It is shown at once where the link's state says so already."""
+        """Set why the verifier does not answer, or "". It is shown at once if the link's state depends on it."""
         if why == self._why:
             return
         self._why = why
@@ -116,7 +116,7 @@ class Display:
             self._events.append(LinkState(*self._shown(), self._status, why))
 
     def tell(self, status: LinkStatus, detail: str) -> None:
-        """The link's state, if it is not shown already."""
+        """Show the link's state, unless it is shown already."""
         if status is not self._status:
             self._status = status
             if self._why and status is not LinkStatus.VERIFIED:
@@ -140,5 +140,5 @@ class Display:
         self._events.append(Finished(verified, provisional, reason, text.answer, stats, detail, text.spans))
 
     def _shown(self) -> tuple[str, str]:
-        """(verified, provisional) text."""
+        """Return (verified, provisional) text."""
         return self._text.verified, self._text.provisional

@@ -1,4 +1,4 @@
-"""What an answer waits for: link events and finished jobs of the drafter and the understudy."""
+"""Messages that an answer waits for: link events and finished jobs of the drafter and the understudy."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from outrider_core.protocol.constraint import Rules
 
 @dataclass(frozen=True)
 class Drafted:
-    """The tree of a DraftTree. asked, working: seconds since it was asked for; of these, in the drafter."""
+    """The tree of a DraftTree. asked, working: seconds since the request; seconds of these in the drafter."""
 
     session: Session
     draft: Draft
@@ -23,7 +23,7 @@ class Drafted:
 
 @dataclass(frozen=True)
 class Written:
-    """The token of a WriteToken and its probability. asked: seconds since it was asked for."""
+    """The token of a WriteToken and its probability. asked: seconds since the request."""
 
     session: Session
     token: int
@@ -44,7 +44,7 @@ class Compared:
 
 @dataclass(frozen=True)
 class TextRead:
-    """The understudy has read, or given up, the text of a ReadText; `agreed` as of that."""
+    """The understudy has read the text of a ReadText, or cancelled that; see there for `agreed`."""
 
     session: Session
     agreed: int | None
@@ -68,7 +68,7 @@ class RulesReady:
 
 @dataclass(frozen=True)
 class Unsupported:
-    """The device's writers cannot be held to the answer's constraint: `why`, in words for people."""
+    """The device's writers cannot obey the answer's constraint: `why`, in words for people."""
 
     session: Session
     why: str
@@ -76,7 +76,7 @@ class Unsupported:
 
 @dataclass(frozen=True)
 class Failed:
-    """The answer cannot go on: the drafter's engine failed."""
+    """The answer cannot continue: the drafter's engine failed."""
 
     session: Session
     error: Exception
@@ -84,10 +84,10 @@ class Failed:
 
 @dataclass(frozen=True)
 class Woken:
-    """Somebody has asked something of the answer: what it waits for may be due otherwise."""
+    """Another call has changed the answer, and with it perhaps its deadlines."""
 
 
-#: jobs carry the session that asked: it may have been cancelled since
+#: jobs carry the session that made them: it may have been cancelled since
 InboxEvent = (
     LinkEvent | Drafted | Written | Compared | TextRead | UnderstudyFailed | RulesReady | Unsupported | Failed | Woken
 )

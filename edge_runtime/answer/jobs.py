@@ -1,4 +1,4 @@
-"""A session's requests to the drafter and the understudy, run in their threads; results come to the answer's inbox."""
+"""A session's jobs for drafter and understudy, run in their threads; results come to the answer's inbox."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from outrider_core.targets.understudy import Decoding
 
 
 class DrafterJobs:
-    """The jobs of one answer. To be made in the event loop that reads `inbox`."""
+    """One answer's jobs for the drafter. Create it in the event loop that reads `inbox`."""
 
     def __init__(
         self, session: Session, worker: DrafterThread, inbox: asyncio.Queue[InboxEvent], stats: StatsRecorder
@@ -65,13 +65,13 @@ class DrafterJobs:
                 token, probability = drafter.next_token(action.prefix, session.sampling, rules)
             except Disobeyed as error:
                 self._report(Unsupported(session, str(error)))
-                token, probability = 0, 0.0  # which the session does not take any more
+                token, probability = 0, 0.0  # the session ignores it by then
             self._report(Written(session, token, probability, action.version, time.monotonic() - asked))
 
         self._worker.submit(work)
 
     def compare(self, action: Compare) -> None:
-        """Draft a tree for comparison, until the target falls silent: then the drafter may have to write."""
+        """Draft a tree for comparison, unless the target falls silent: then the drafter may have to write."""
         session, drafter, shape = self._session, self._worker.drafter, self._shape(action)
         rules, silent = self.rules, False
 
@@ -85,13 +85,13 @@ class DrafterJobs:
             if shape:
                 draft = drafter.draft(action.prefix, session.sampling, shape, cancelled, rules)
             if cancelled():
-                draft = Draft()  # of a tree that was broken off nothing is learnt
+                draft = Draft()  # an unfinished tree teaches nothing
             self._report(Compared(session, draft, len(action.prefix), time.monotonic() - began))
 
         self._worker.submit(work)
 
     def draft_ahead(self) -> None:
-        """Draft on below the tree under way, if the session wants it; any other job ends that."""
+        """Draft below the present tree, if the session wants it; any other job ends that."""
         session = self._session
         if session.drafts_ahead is Writer.DRAFTER:
             cancelled = partial(session.cancelled, session.job.version)
@@ -101,7 +101,7 @@ class DrafterJobs:
         self._worker.submit(partial(self._worker.drafter.add_rows, action.positions, action.rows))
 
     def _shape(self, action: DraftTree | Compare) -> TreeShape | None:
-        """The tree that is asked for; None where there is room for none."""
+        """Return the shape of a requested tree; None if there is no room."""
         if action.depth < 1:
             return None
         largest = self._session.tuning.largest
@@ -145,7 +145,7 @@ class UnderstudyJobs:
             return session.cancelled(action.version) or worker.closed
 
         def work() -> InboxEvent:
-            token, probability = 0, 0.0  # which the session does not take once it is cancelled
+            token, probability = 0, 0.0  # the session ignores it once it is cancelled
             if understudy.read_to_write(action.prefix, decoding, cancelled):
                 token, probability = understudy.next_token(action.prefix, decoding)
             return Written(session, token, probability, action.version, time.monotonic() - asked)
@@ -163,7 +163,7 @@ class UnderstudyJobs:
         self._submit(work)
 
     def compare(self, action: Compare) -> None:
-        """Draft a chain for comparison, until the target falls silent: then the understudy has to write."""
+        """Draft a chain for comparison, unless the target falls silent: then the understudy has to write."""
         session, decoding = self._session, self._decoding()
 
         def work() -> InboxEvent:
@@ -174,7 +174,7 @@ class UnderstudyJobs:
         self._submit(work)
 
     def draft_ahead(self) -> None:
-        """Write on behind the chain under way, if the session wants it, until its version changes."""
+        """Draft after the present chain, if the session wants it, until its version changes."""
         session, worker, version = self._session, self._worker, self._session.job.version
         if session.drafts_ahead is not Writer.UNDERSTUDY:
             return
@@ -183,7 +183,7 @@ class UnderstudyJobs:
             return session.cancelled(version) or worker.waits or worker.closed
 
         def job() -> None:
-            with suppress(Exception):  # the next chain tells
+            with suppress(Exception):  # the next chain reports it
                 worker.understudy.draft_ahead(MOST_TOKENS, cancelled)
 
         worker.submit(job)
@@ -191,8 +191,10 @@ class UnderstudyJobs:
     def _chain(
         self, prefix: list[int], count: int, cancelled: Callable[[], bool], decoding: Decoding
     ) -> tuple[Draft, float]:
-        """A chain of at most `count` tokens behind `prefix`, and the seconds of its steps: the first token ends the
-        reading, and what is known takes none."""
+        """Return a chain of at most `count` tokens after `prefix`, and the seconds of its steps.
+
+        Reading ends with the first token; known tokens take no time.
+        """
         worker, understudy = self._worker, self._worker.understudy
 
         def gone() -> bool:

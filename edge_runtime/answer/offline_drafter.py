@@ -1,8 +1,8 @@
-"""The drafter's trees for an understudy that writes alone: device only, where they make it write faster.
+"""Draft trees for an understudy that writes offline: device only, if they make it faster.
 
-The understudy verifies them itself: it is to the drafter what the target is otherwise, with feature rows from its own
-keys and values. So what is true of trees over a link is true here, with a round trip of nothing, and the same
-measurements decide (`edge_runtime.speed`): trees, or one token a step. The text is the same.
+The understudy verifies them itself: it replaces the target, with feature rows from its own keys and values. So trees
+behave as over a link with a round trip of zero, and the same measurements decide (`edge_runtime.speed`): trees, or one
+token a step. The text is the same.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from outrider_core.protocol.tree import TokenTree
 from outrider_core.targets.config import TargetConfig
 from outrider_core.targets.understudy import Decoding, Understudy, UnderstudyDrafter
 
-#: nodes of the steps that are timed, one before each of the first tokens, and how often each is: the fastest counts
+#: tree sizes of the timed steps, one before each of the first tokens, and how often each is timed: the fastest counts
 TIMED_NODES, TIMES = (0, 4, 16), 3
-#: no step is taken to be shorter than this many seconds
+#: least seconds assumed for a step
 LEAST_SECONDS = 1e-6
 #: rows computed at a time
 ROWS_CHUNK = 128
@@ -42,8 +42,10 @@ ROWS_CHUNK = 128
 
 @dataclass(frozen=True)
 class _Step:
-    """The understudy's last one, behind the first `base` tokens of a text; it took `seconds`. trial: so many seconds
-    went into drafting a tree where none is worth it, to see what it brings; None: it was not a trial."""
+    """The understudy's last step, after the first `base` tokens of a text; it took `seconds`.
+
+    trial: seconds spent on drafting a tree only to measure its gain; None: it was not a trial.
+    """
 
     base: int
     tree: TokenTree = TokenTree()  # noqa: RUF009 - frozen
@@ -53,10 +55,10 @@ class _Step:
 
 
 class OfflineDrafter:
-    """Drafts for one understudy. Not thread-safe: its thread calls.
+    """Drafts for one understudy. Not thread-safe: only its thread calls it.
 
-    engine: of the drafter, which another drafter may use at the same time. features: the drafter's server half. shape:
-    the largest trees. lookup: as of the runtime. mode: trees, or a token a step, pinned; None: whichever is faster.
+    engine: of the drafter; other drafters may use it at the same time. features: the drafter's server half. shape: the
+    largest trees. lookup: as in the runtime. mode: trees, or a token a step, pinned; None: whichever is faster.
     """
 
     def __init__(
@@ -70,15 +72,15 @@ class OfflineDrafter:
     ) -> None:
         self._features, self._shape = features, shape
         self._made = partial(Drafter.of, bundle, engine, lookup)
-        self._drafter: Drafter | None = None  # made when it is needed
-        self._timed: list[float] = []  # of TIMED_NODES, by turns
+        self._drafter: Drafter | None = None  # made on first use
+        self._timed: list[float] = []  # of TIMED_NODES, in turn
         self.controller = Controller(Pace(ahead=Ahead(fixed=True)), mode)
-        self._text: list[int] = []  # as it was at the last step
-        self._rows = 0  # of its first tokens, whose feature rows the drafter holds
-        self._prompt_length = -1  # of the answer under way
-        self._untold = True  # nothing tells of this answer yet
+        self._text: list[int] = []  # at the last step
+        self._rows = 0  # number of its first tokens whose feature rows the drafter holds
+        self._prompt_length = -1  # of the answer in progress
+        self._untold = True  # nothing of this answer has been measured
         self._streamed = 0  # tokens of this answer that were written one a step
-        self._asked: _Step | None = None  # the one under way
+        self._asked: _Step | None = None  # the present one
         self._step: _Step | None = None
 
     def tree(
@@ -88,8 +90,10 @@ class OfflineDrafter:
         decoding: Decoding,
         cancelled: Callable[[], bool],
     ) -> TokenTree:
-        """What may follow `text`, whose last token is all that the understudy has not read; nothing where that is
-        faster, or once that is `cancelled`."""
+        """Return a tree after `text`, whose last token alone the understudy has not read.
+
+        Empty if plain steps are faster, or once `cancelled`.
+        """
         pace = self.controller.pace
         if self.controller.pinned is Mode.STREAM or not self._has_timed(understudy):
             return TokenTree()
@@ -116,16 +120,16 @@ class OfflineDrafter:
         return tree
 
     def stepped(self, seconds: float) -> None:
-        """The step that was asked about took so long."""
+        """Note the duration of the step that was prepared."""
         if self._asked:
             self._step, self._asked = replace(self._asked, seconds=max(LEAST_SECONDS, seconds)), None
 
     def forget(self) -> None:
-        """Forget all texts, and give their memory back."""
+        """Forget all texts, and free their memory."""
         self._drafter, self._step, self._asked, self._text, self._rows = None, None, None, [], 0
 
     def _has_timed(self, understudy: Understudy) -> bool:
-        """Return whether it is known what steps of the understudy cost; else time one more of them."""
+        """Return whether the understudy's step costs are known; otherwise time one more step."""
         sizes, pace = len(TIMED_NODES), self.controller.pace
         if pace.curve is None and len(self._timed) < TIMES * sizes:
             seconds = understudy.time_step(TIMED_NODES[len(self._timed) % sizes])
@@ -136,7 +140,7 @@ class OfflineDrafter:
         return pace.curve is not None
 
     def _went_on(self, text: list[int], prompt_length: int) -> Mode:
-        """Learn what came of the last step, if `text` goes on behind it; the mode of the next one."""
+        """Learn from the last step, if `text` continues it; return the mode of the next one."""
         same = common_prefix(self._text, text)
         step, self._text = self._step, list(text)
         if same < self._rows:
@@ -159,7 +163,7 @@ class OfflineDrafter:
     def _has_read(
         self, drafter: Drafter, understudy: Understudy, text: list[int], cancelled: Callable[[], bool]
     ) -> bool:
-        """Give the drafter the feature rows that it lacks, and the text. False: given up, as it was `cancelled`."""
+        """Give the drafter missing feature rows, and the text. Returns False if it was `cancelled`."""
         while self._rows < len(text) - 1:
             if cancelled():
                 return False
@@ -178,7 +182,7 @@ class OfflineDrafter:
 def understudy_of(
     bundle: Bundle, threads: int = 0, drafter: Callable[[TargetConfig], UnderstudyDrafter | None] | None = None
 ) -> Understudy:
-    """The understudy of `bundle`, which may carry none. The rest as of `Understudy`."""
+    """Return the understudy of `bundle`, which may have none. Other arguments: see `Understudy`."""
     entry, manifest = bundle.manifest.understudy, bundle.manifest
     return Understudy(
         bundle.folder / (entry.folder if entry else UNDERSTUDY_FOLDER),
@@ -200,21 +204,26 @@ def offline_drafter_for(
     lookup: bool = True,
     mode: Mode | None = None,
 ) -> OfflineDrafter | None:
-    """Drafts for the understudy of `bundle`, which has the shapes of `model`; None where that is not the drafter's own
-    target, or without a server half that can be used. The rest as of `OfflineDrafter`."""
+    """Return an `OfflineDrafter` for the understudy of `bundle`, which has the shapes of `model`.
+
+    None if that is not the drafter's own target, or if there is no usable server half. Other arguments: see
+    `OfflineDrafter`.
+    """
     entry, path = bundle.manifest.understudy, bundle.path(SERVER_HALF_FILE)
     if not (entry and entry.source_hash == bundle.manifest.target_hash and path.is_file()):
         return None
     try:
         return OfflineDrafter(bundle, engine, server_half(path, bundle, model), shape, lookup, mode)
-    except Exception:  # whatever is wrong with a file that no manifest lists: it writes as well without
+    except Exception:  # a fault in a file that no manifest lists: it writes without
         return None
 
 
 def server_half(path: Path, bundle: Bundle, model: TargetConfig) -> HostFeatures:
-    """The one in the file, which can be used with the bundle and its understudy. Raises one thing or another where
-    there is none."""
-    from safetensors import safe_open  # which most devices never need
+    """Open the server half in the file, for the bundle and its understudy.
+
+    Raises various exceptions if it is unusable.
+    """
+    from safetensors import safe_open  # most devices never need it
 
     with safe_open(str(path), framework="numpy") as file:
         described = file.metadata() or {}

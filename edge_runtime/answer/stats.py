@@ -11,7 +11,7 @@ from edge_runtime.session.stats import SessionStats
 
 
 class StatsRecorder:
-    """Times and bytes of one answer, and at its end all of its statistics."""
+    """Times and bytes of one answer, and at its end its complete statistics."""
 
     def __init__(self, link: VerifierLink | None) -> None:
         self._stats, self._link = AnswerStats(), link
@@ -20,36 +20,36 @@ class StatsRecorder:
         self._stalled_at: float | None = None
 
     def committed(self) -> None:
-        """The target's tokens are there."""
+        """Note tokens of the target."""
         if not self._stats.first_token_seconds:
             self._stats.first_token_seconds = time.monotonic() - self._began
 
     def drafted(self, seconds: float) -> None:
-        """A tree or a token came `seconds` after it was asked for."""
+        """Note a tree or a token that came `seconds` after its request."""
         self._stats.first_draft_seconds = self._stats.first_draft_seconds or seconds
         self._stats.draft_seconds += seconds
 
     def drafted_ahead(self, nodes: int, seconds: float) -> None:
-        """`nodes` were expanded while a verdict was awaited."""
+        """Note that `nodes` were expanded while a verdict was awaited."""
         self._stats.ahead_nodes += nodes
         self._stats.ahead_seconds += seconds
 
     def stalled(self, due: float) -> None:
-        """A verdict that was due at `due` did not come."""
+        """Note a verdict that was due at `due` and did not come."""
         self._stalled_at = due
 
     def wrote(self) -> None:
-        """A provisional token is shown."""
+        """Note that a provisional token is shown."""
         if self._stalled_at is not None:
             self._stats.stall_seconds.append(time.monotonic() - self._stalled_at)
         self._stalled_at = None
 
     def resumed(self) -> None:
-        """The target answers again."""
+        """Note that the target answers again."""
         self._stalled_at = None
 
     def end(self, counted: SessionStats, tokens: int) -> AnswerStats:
-        """The answer has ended. counted: by its session. tokens: of the target, and those that were adopted."""
+        """Return the statistics of the ended answer. counted: by its session. tokens: the target's and adopted ones."""
         stats = replace(self._stats, **vars(counted))
         stats.tokens = tokens - stats.adopted
         stats.tau = (stats.accepted + stats.rounds) / stats.rounds if stats.rounds else 0.0

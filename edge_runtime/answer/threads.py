@@ -11,13 +11,13 @@ from outrider_core.targets.understudy import Understudy
 
 
 class DrafterFailed(RuntimeError):
-    """The drafter's engine failed; the message is one line. Events have shown what was verified so far."""
+    """The drafter's engine failed; the message is one line. Events have shown the text verified so far."""
 
 
 class DrafterThread:
-    """One thread owns the drafter. Any new job ends drafting ahead within one engine step.
+    """A thread that owns the drafter. Any new job ends drafting ahead within one engine step.
 
-    failed: called in that thread with what a job raised that was submitted meanwhile.
+    failed: called in that thread with a job's exception.
     """
 
     def __init__(self, drafter: Drafter) -> None:
@@ -27,12 +27,12 @@ class DrafterThread:
         self.failed: Callable[[Exception], None] = lambda error: None
 
     def submit(self, job: Callable[[], object]) -> None:
-        """Run `job` behind those that were submitted before."""
+        """Run `job` after those that were submitted before."""
         self._asked += 1
         self._pool.submit(self._run, job, self.failed)
 
     def draft_ahead(self, shape: TreeShape, cancelled: Callable[[], bool], done: Callable[[int, float], None]) -> None:
-        """Grow the last tree on until that is `cancelled` or a job waits; `done` gets nodes expanded and seconds."""
+        """Grow the last tree until `cancelled` or a job waits; `done` gets nodes expanded and seconds."""
         asked = self._asked
 
         def work() -> None:
@@ -52,30 +52,30 @@ class DrafterThread:
             failed(RuntimeError(f"{type(error).__name__}: {error}"))
 
     def close(self) -> None:
-        """Wait for what is under way, and end."""
+        """Wait for the running job, and end."""
         self._asked += 1
         self._pool.shutdown(wait=True)
 
 
 class UnderstudyThread:
-    """One thread owns the understudy; it begins with the first job."""
+    """A thread that owns the understudy; it starts with the first job."""
 
     def __init__(self, understudy: Understudy) -> None:
         self.understudy = understudy
         self._pool = ThreadPoolExecutor(1, "understudy")
         self._used = False  # since its memory was given back
-        self._submitted = self._begun = 0  # jobs; each number is written by one thread
+        self._submitted = self._begun = 0  # number of jobs; each is written by one thread
         self.closed = False  # its result is no longer wanted
 
     def submit(self, job: Callable[[], object]) -> None:
-        """Run `job`, which handles its own errors, behind those that were submitted before."""
+        """Run `job`, which handles its own errors, after those that were submitted before."""
         self._used = True
         self._submitted += 1
         self._pool.submit(self._run, job)
 
     @property
     def waits(self) -> bool:
-        """A job waits for the one that runs."""
+        """Return whether a job waits for the running one."""
         return self._submitted > self._begun
 
     def _run(self, job: Callable[[], object]) -> None:
@@ -83,18 +83,18 @@ class UnderstudyThread:
         job()
 
     def unload(self) -> None:
-        """Give the understudy's memory back once it has nothing more to do; it may be loading now."""
+        """Free the understudy's memory once it has no more jobs; it may be loading now."""
         if self._used and not self.closed:
             self.submit(self.understudy.unload)
             self._used = False
 
     def forget(self) -> None:
-        """Forget what guesses at its next words are made from."""
+        """Forget the texts that its drafter guesses from."""
         if self._used and not self.closed:
             self.submit(self.understudy.forget)
 
     def close(self) -> None:
-        """Wait for what is under way, give the understudy's memory back, and end."""
+        """Wait for the running job, free the understudy's memory, and end."""
         self.closed = True
         self._pool.shutdown(wait=True, cancel_futures=True)
         if self.understudy.loaded:

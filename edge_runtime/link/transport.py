@@ -1,4 +1,4 @@
-"""Protocols of what carries messages to a verifier, and of what makes such links."""
+"""Interfaces of links to a verifier, and of their makers."""
 
 from __future__ import annotations
 
@@ -15,44 +15,46 @@ class VerifierLink(Protocol):
     It reports LinkUp, LinkDown, Arrived, LinkRefused and EngineFailed in the event loop's thread, in order.
     """
 
-    url: str  # where the verifier is, for people
+    url: str  # address of the verifier, for people
     traffic: Traffic
     welcome: Welcome | None  # while there is a connection
-    refused: LinkRefused | EngineFailed | None  # why there will never be one again; None where that may change
+    refused: LinkRefused | EngineFailed | None  # why no connection will ever be made again; None if that may change
 
     async def run(self) -> None:
-        """Connect, and again whenever it must; ends only by cancellation or a refusal."""
+        """Connect, and reconnect when needed; ends only by cancellation or a refusal."""
 
     def send(self, message: ClientMessage) -> None:
-        """Send, or drop `message` where there is no connection: the session repeats it after the next LinkUp. Never
-        waits."""
+        """Send `message`, or drop it without a connection: the session repeats it after the next LinkUp.
+
+        Never blocks.
+        """
 
     async def flush(self) -> None:
-        """Wait until all that was sent is on its way, or cannot be."""
+        """Wait until everything sent is on its way, or cannot be."""
 
     def stay(self, seconds: float) -> None:
-        """Dial, and stay connected for `seconds`; infinity: until the next call; 0: hang up, and dial nothing."""
+        """Dial, and stay connected for `seconds`; infinity: until the next call; 0: hang up and stop dialling."""
 
     def network_changed(self) -> None:
-        """The device has another network: dial over it at once, if a connection is needed at all."""
+        """Tell the link that the device has another network: it dials over it at once, if a connection is needed."""
 
     def pin(self, arithmetic: str) -> None:
-        """From now on only verifiers that compute in `arithmetic`, or do not say how, are wanted; "": any.
+        """Accept only verifiers with this arithmetic, or with an unknown one, from now on; "": any.
 
-        Raises ValueError where there is but one verifier, and it computes otherwise.
+        Raises ValueError if there is only one verifier, with another arithmetic.
         """
 
     def renew(self) -> None:
-        """The connection is silent, perhaps dead: make a new one unless it speaks first."""
+        """Replace a silent, perhaps dead connection by a new one, unless it speaks first."""
 
 
 class LinkMaker(Protocol):
-    """Creates links in place of an address: `outrider.local.LocalVerifier`.
+    """Creates links instead of an address: `outrider.local.LocalVerifier`.
 
-    reliable: it always answers or fails, so that the device never writes alone while it waits for a verdict.
+    reliable: it always answers or fails, so the device never writes offline while it waits for a verdict.
     """
 
     reliable: bool
 
     def link(self, hello: Hello, report: Callable[[LinkEvent], None]) -> VerifierLink:
-        """A link for one runtime; the runtime runs it."""
+        """Return a link for one runtime, which runs it."""

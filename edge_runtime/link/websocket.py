@@ -1,8 +1,7 @@
-"""The WebSocket to the verifier: connect while something needs it, shake hands, receive, and dial again.
+"""The WebSocket to the verifier: connect when needed, shake hands, receive, and reconnect.
 
-`Link.run` is one task for the runtime's whole life. It reports what happens as events and never raises
-for a network reason; `send` never waits, and drops what cannot be sent, because every message is repeated by the
-session after the next link-up.
+`Link.run` is one task for the runtime's whole life. It reports events and never raises for a network reason; `send`
+never waits, and drops what cannot be sent, because the session repeats every message after the next link-up.
 """
 
 from __future__ import annotations
@@ -45,23 +44,22 @@ from outrider_core.serving import is_loopback
 
 PATH = "/v1/verify"
 #: seconds to wait for each phase of a connection: TCP, TLS and WebSocket; HELLO. A time-out doubles them, up to the
-#: longest; a connection sets them to so many of its round trips, but not below the first
+#: longest; a connection sets them to this many of its round trips, but at least the first
 CONNECT_TIMEOUT, LONGEST_TIMEOUT = 5.0, 20.0
 ROUND_TRIPS = 8
 #: delays between attempts: the first retry comes fast, because an answer is waiting
 FIRST_RETRY, LAST_RETRY = 0.1, 3.0
-#: the longest delay after a refusal: another version may answer at this address, now or when an upgrade is done
+#: the longest delay after a refusal: another version may answer at this address, perhaps after an upgrade
 REFUSED_RETRY = 30.0
-#: seconds, and round trips, that a silent connection has to answer a ping before another one is dialled beside it
+#: seconds, and round trips, that a silent connection has to answer a ping before another one is dialled
 HEAD_START, HEAD_START_TRIPS = 0.25, 2
-#: seconds that an address has before the next one is dialled beside it, as RFC 8305 recommends
+#: seconds until the next address is dialled in parallel, as RFC 8305 recommends
 ADDRESS_DELAY = 0.25
-#: calls of `renew` after which a connection that says nothing is given up, even if it answers pings
+#: calls of `renew` after which a silent connection is given up, even if it answers pings
 RENEWALS = 10
-#: what a network does to those who dial; UnicodeError: of a name that has no form for the DNS; ImportError: of a SOCKS
-#: proxy without the package for it
+#: errors of dialling; UnicodeError: the name has no form for the DNS; ImportError: a SOCKS proxy without its package
 FAILURES = (OSError, TimeoutError, UnicodeError, ImportError, WebSocketException, WireError)
-#: what a connection's end means, in words; others bring their own
+#: meanings of a connection's end, in words; other ends bring their own
 CLOSED: dict[int, str] = {
     CloseCode.ABNORMAL_CLOSURE: "the connection was cut",
     CloseCode.NORMAL_CLOSURE: "the verifier closed the connection",
@@ -70,11 +68,11 @@ CLOSED: dict[int, str] = {
 
 
 class LinkRefused(RuntimeError):
-    """The link was refused: not an address, other target, drafter or protocol, no valid token."""
+    """The link was refused: invalid address, other target, drafter or protocol, no valid token."""
 
 
 class EngineFailed(RuntimeError):
-    """The target failed in this process; logger "cloud" has the traceback. Text verified before remains valid."""
+    """The target failed in this process; logger "cloud" has the traceback. Verified text remains valid."""
 
 
 @dataclass(frozen=True)
@@ -87,8 +85,10 @@ class LinkUp:
 
 @dataclass(frozen=True)
 class LinkDown:
-    """reason: "" if nothing needs the link. refused: the verifier that answered does not accept this device; another
-    one at this address may."""
+    """reason: "" if nothing needs the link.
+
+    refused: the verifier that answered does not accept this device; another one at this address may.
+    """
 
     reason: str
     refused: bool = False
@@ -99,14 +99,14 @@ class Arrived:
     message: ServerMessage
 
 
-#: gives a bearer token: before the first dial, and again once it was refused, as it may have expired
+#: returns a bearer token: before the first dial, and again once it was refused, as it may have expired
 TokenProvider = Callable[[], Awaitable[str]]
 LinkEvent = LinkUp | LinkDown | Arrived | LinkRefused | EngineFailed
 
 
 @dataclass
 class Traffic:
-    """Bytes of WebSocket frames, headers and masks included; TCP and TLS not."""
+    """Bytes of WebSocket frames, headers and masks included, without TCP and TLS."""
 
     up: int = 0
     down: int = 0
@@ -115,20 +115,20 @@ class Traffic:
 
 
 def frame_bytes(payload: int, masked: bool) -> int:
-    """Size of one WebSocket frame around `payload` bytes (RFC 6455, section 5.2)."""
+    """Return the size of one WebSocket frame around `payload` bytes (RFC 6455, section 5.2)."""
     header = 2 if payload < 126 else 4 if payload < 65536 else 10
     return header + (4 if masked else 0) + payload
 
 
 def verifier_url(server: str) -> str:
-    """`host:port`, `ws://host:port` or `wss://...` -> the WebSocket URL of the verifier's endpoint."""
+    """Return the WebSocket URL of a verifier at `host:port`, `ws://host:port` or `wss://...`."""
     url = server if "://" in server else f"ws://{server}"
     url = url.replace("http://", "ws://", 1).replace("https://", "wss://", 1).rstrip("/")
     return url if url.endswith(PATH) else url + PATH
 
 
 def address_of(server: str) -> SplitResult:
-    """The parts of `verifier_url(server)`. Raises LinkRefused for an address that cannot be dialled."""
+    """Return the parts of `verifier_url(server)`. Raises LinkRefused for an address that cannot be dialled."""
     url = verifier_url(server)
     try:
         parts = urlsplit(url)
@@ -151,7 +151,7 @@ def in_clear_text(server: str) -> bool:
 
 
 def proxy_of(server: str) -> str | None:
-    """The proxy that the environment or the system names for `server`, or None; for people. Raises LinkRefused."""
+    """Return the proxy that environment or system names for `server`, or None; for people. Raises LinkRefused."""
     parts = address_of(server)
     if is_loopback(parts.hostname) or urllib.request.proxy_bypass(parts.netloc.rpartition("@")[2]):
         return None
@@ -161,7 +161,7 @@ def proxy_of(server: str) -> str | None:
 
 
 def tls_context(ca_file: str | Path | None) -> ssl.SSLContext:
-    """Return what the system trusts, and `ca_file`. Raises LinkRefused where that holds no certificates."""
+    """Return a context that trusts the system's certificates and `ca_file`'s. Raises LinkRefused if that has none."""
     context = ssl.create_default_context()
     if ca_file is not None:
         try:
@@ -172,14 +172,14 @@ def tls_context(ca_file: str | Path | None) -> ssl.SSLContext:
 
 
 class _Connect(connect):
-    """Follows no redirect: a verifier sends none, and a network's login page is not to get the token."""
+    """Follows no redirect: a verifier sends none, and a network's login page must not get the token."""
 
     def process_redirect(self, exc: Exception) -> Exception:
         return exc
 
 
 def _what_came(answer: Response) -> tuple[str, bool]:
-    """Describe an HTTP answer in place of a WebSocket in one line, and whether it is a web page, not a verifier's."""
+    """Describe an HTTP answer instead of a WebSocket in one line, and whether it is a web page, not a verifier's."""
     body = (answer.body or b"").decode(errors="replace").strip()
     page = "html" in answer.headers.get("Content-Type", "") or body.startswith("<") or "Location" in answer.headers
     if page:
@@ -188,7 +188,7 @@ def _what_came(answer: Response) -> tuple[str, bool]:
 
 
 def reason_of(error: BaseException) -> str:
-    """Return what a network did, for people: an operating system's own words without their number."""
+    """Describe a network error for people: an operating system's own words without their number."""
     if isinstance(error, ConnectionClosed):
         code, said = (error.rcvd.code, error.rcvd.reason) if error.rcvd else (CloseCode.ABNORMAL_CLOSURE, "")
         return CLOSED.get(code) or said or f"the verifier closed the connection with code {code}"
@@ -202,11 +202,11 @@ def reason_of(error: BaseException) -> str:
 
 
 class Link:
-    """Keeps one connection to `server` alive and hands events to `report`, in order; from the start, or as `stay` says.
+    """Keeps a connection to `server` alive and hands events to `report`, in order; from the start, or as `stay` says.
 
-    token: sent as `Authorization: Bearer`, never in clear text to another machine; or what gives it. ca_file: PEM
-    certificates to trust beside the system's. Proxies are those of the environment (`HTTPS_PROXY`, `NO_PROXY`...) or of
-    the system. Raises LinkRefused where that cannot be.
+    token: sent as `Authorization: Bearer`, never in clear text to another machine; or a function that returns it.
+    ca_file: PEM certificates to trust beside the system's. Proxies are those of the environment (`HTTPS_PROXY`,
+    `NO_PROXY`...) or of the system. Raises LinkRefused for an unusable address, token or file.
     """
 
     def __init__(
@@ -222,27 +222,27 @@ class Link:
         if token and in_clear_text(server):
             raise LinkRefused(f"{self.url} would carry the token in clear text; use wss://")
         self._provider = token if callable(token) else None
-        self._token = None if callable(token) else token  # None: the provider is to be asked
+        self._token = None if callable(token) else token  # None: ask the provider
         self._proxied = not is_loopback(parts.hostname)
         self._tls = tls_context(ca_file) if parts.scheme == "wss" else None
         self.traffic = Traffic()
         self.welcome: Welcome | None = None  # while there is a connection
-        self.refused: LinkRefused | EngineFailed | None = None  # never: what refuses today may accept tomorrow
+        self.refused: LinkRefused | EngineFailed | None = None  # always None: a refusal today may not be one tomorrow
         self._connection: ClientConnection | None = None
-        self._frames, self._queued = asyncio.Queue[bytes](), 0  # to be sent on it, and their bytes
+        self._frames, self._queued = asyncio.Queue[bytes](), 0  # frames to send on it, and their bytes
         self._writing: asyncio.Task[None] | None = None
-        self._unsent = math.inf  # bytes, when it was last asked to speak
+        self._unsent = math.inf  # bytes, when it last had to speak
         self._patience = CONNECT_TIMEOUT  # for each phase of the next connection
         self._rtt = 0.0  # of the last one
         self._beside: asyncio.Task[None] | None = None  # dials another one
-        self._renewals = 0  # since it last said something
-        self._wanted = asyncio.Event()  # it is to be dialled at once
+        self._renewals = 0  # since it last spoke
+        self._wanted = asyncio.Event()  # dial at once
         self._needed = asyncio.Event()  # else nothing is dialled
         self._needed.set()
-        self._end = math.inf  # of what `stay` asked for, by the wall clock
+        self._end = math.inf  # end of the time given to `stay`, by the wall clock
         self._hanging_up: asyncio.TimerHandle | None = None
         self._closing: asyncio.Task[None] | None = None  # kept here, as the event loop does not
-        self._spoke = False  # whether it has said anything since WELCOME
+        self._spoke = False  # whether it has spoken since WELCOME
 
     async def run(self) -> None:
         """Connect, receive, reconnect; ends only by cancellation."""
@@ -267,7 +267,7 @@ class Link:
                 down = LinkDown(text, refused=error.response.status_code in (401, 403) and not page)
             except FAILURES as error:
                 down = LinkDown(reason_of(error))
-            if down and self._needed.is_set():  # else nobody asked
+            if down and self._needed.is_set():  # else nothing needs it
                 self.report(down)
             else:
                 self._wanted.clear()
@@ -275,14 +275,14 @@ class Link:
             while self._connection:
                 await self._receive(self._connection)
             if not down and (self._spoke or time.monotonic() > begun + LAST_RETRY):
-                delay = FIRST_RETRY  # else who greets and hangs up would be dialled ten times a second
+                delay = FIRST_RETRY  # else a server that greets and hangs up would be dialled ten times a second
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._wanted.wait(), delay * random.uniform(0.7, 1.3))
             longest = REFUSED_RETRY if down and down.refused else LAST_RETRY
             delay = FIRST_RETRY if self._wanted.is_set() else min(longest, delay * 2)
 
     async def _dial(self) -> tuple[ClientConnection, Welcome, float]:
-        """A new connection whose handshake is done, and the seconds between HELLO and WELCOME."""
+        """Return a new connection after its handshake, and the seconds between HELLO and WELCOME."""
         try:
             dialled = await self._greeted(self._patience, await self._headers())
         except TimeoutError:
@@ -297,7 +297,7 @@ class Link:
         return dialled
 
     async def _headers(self) -> dict[str, str]:
-        """Raises OSError if a token is needed and there is none."""
+        """Return the headers. Raises OSError if a token is needed and there is none."""
         if self._provider and not self._token:
             try:
                 self._token = await self._provider()
@@ -306,7 +306,7 @@ class Link:
         return {"Authorization": f"Bearer {self._token}"} if self._token else {}
 
     async def _greeted(self, patience: float, headers: dict[str, str]) -> tuple[ClientConnection, Welcome, float]:
-        """patience: seconds for each phase. Raises TimeoutError, and what a network does."""
+        """Connect and shake hands. patience: seconds for each phase. Raises TimeoutError and network errors."""
         async with asyncio.timeout(patience) as phase:
             connection = await _Connect(
                 self.url,
@@ -342,7 +342,7 @@ class Link:
         return connection, answer, rtt
 
     def _take(self, connection: ClientConnection, welcome: Welcome, rtt: float) -> None:
-        """From now on `connection` is the link, unless nothing needs it any more."""
+        """Make `connection` the link, unless nothing needs it any more."""
         if not self._needed.is_set():
             connection.transport.abort()
             return
@@ -352,7 +352,7 @@ class Link:
         self.report(LinkUp(welcome, rtt))
 
     def _lose(self, reason: str, refused: bool = False) -> None:
-        """End the connection, if there is one, without ceremony: half-open links do not answer a close."""
+        """End the connection, if there is one, without a handshake: half-open links do not answer a close."""
         if self._connection is None:
             return
         self._connection.transport.abort()
@@ -362,7 +362,7 @@ class Link:
         self.report(LinkDown(reason, refused))
 
     async def _receive(self, connection: ClientConnection) -> None:
-        """Report what arrives, until `connection` ends or another has taken its place."""
+        """Report arriving messages, until `connection` ends or another has replaced it."""
         try:
             while True:
                 frame = await connection.recv(decode=False)
@@ -380,15 +380,15 @@ class Link:
                 self._lose(reason_of(error))
 
     def _dial_no_more(self) -> None:
-        """The connection has spoken, or ended: no other is wanted beside it."""
+        """Stop dialling another connection, as this one has spoken or ended."""
         if self._beside:
             self._beside.cancel()
             self._beside = None
 
     def stay(self, seconds: float) -> None:
-        """Dial, and stay connected for `seconds`; infinity: until the next call; 0: hang up, and dial nothing.
+        """Dial, and stay connected for `seconds`; infinity: until the next call; 0: hang up and stop dialling.
 
-        A connection that outlived that time, as the computer slept, is dialled anew.
+        A connection that outlived that time while the computer slept is dialled anew.
         """
         if self._hanging_up:
             self._hanging_up.cancel()
@@ -406,7 +406,7 @@ class Link:
             self.network_changed()
 
     def _rest(self) -> None:
-        """Hang up, and forget why nobody was reached."""
+        """Hang up, and forget the last error."""
         self._needed.clear()
         self._end = math.inf
         self._dial_no_more()
@@ -418,7 +418,7 @@ class Link:
         self.report(LinkDown(""))
 
     def network_changed(self) -> None:
-        """Dial at once, over the network that there is now, if a connection is needed at all."""
+        """Dial at once, over the present network, if a connection is needed."""
         if self._needed.is_set():
             self._patience = CONNECT_TIMEOUT
             self._dial_no_more()
@@ -426,9 +426,9 @@ class Link:
             self._wanted.set()
 
     def pin(self, arithmetic: str) -> None:
-        """From now on HELLO asks for verifiers that compute in `arithmetic`; "": for any. A connection to another ends.
+        """From now on HELLO asks for verifiers with this arithmetic; "": any. A connection to another one ends.
 
-        Where there is none, it is dialled at once: who refused before may be who is wanted now.
+        Without a connection, it is dialled at once: a verifier that refused before may fit now.
         """
         changed, self.hello = arithmetic != self.hello.arithmetic, structs.replace(self.hello, arithmetic=arithmetic)
         if self.welcome is None:
@@ -439,11 +439,11 @@ class Link:
             self._lose(other_arithmetic(arithmetic, self.welcome.arithmetic), refused=True)
 
     def renew(self) -> None:
-        """The connection is silent: dial another one beside it, and keep the one that speaks first.
+        """Dial another connection beside a silent one, and keep the one that speaks first.
 
-        A half-open connection never does; one that waits for a busy verifier answers a ping at once; and one through
-        an outage may speak again before a new one is there. Where dialling fails, the silent one is given up too.
-        One that is still taking what is written to it is not silent: a long message on a slow link is on its way.
+        A half-open connection never does; one that waits for a busy verifier answers a ping at once; and one through an
+        outage may speak again before a new one is there. If dialling fails, the silent one is given up too. One that
+        still accepts data is not silent: a long message on a slow link is on its way.
         """
         if self._connection is None:
             return
@@ -476,7 +476,7 @@ class Link:
             self._dial_no_more()
 
     def send(self, message: ClientMessage) -> None:
-        """Send `message` behind those before, if there is a connection; a failure shows as LinkDown."""
+        """Send `message` after those before, if there is a connection; a failure is reported as LinkDown."""
         if self._connection is None:
             return
         frame = encode(message)
@@ -486,7 +486,7 @@ class Link:
         self.traffic.last[type(message).__name__] = frame_bytes(len(frame), masked=True)
 
     async def _write(self, connection: ClientConnection) -> None:
-        """Send frames as they come, for as long as the connection takes them; its end shows where it is read."""
+        """Send frames as they come, while the connection accepts them; its end is noticed when reading."""
         with contextlib.suppress(WebSocketException, OSError):
             while True:
                 frame = await self._frames.get()
@@ -495,14 +495,14 @@ class Link:
                 self._frames.task_done()
 
     async def flush(self) -> None:
-        """Wait until all that was sent is written, or the connection has ended."""
+        """Wait until everything sent is written, or the connection has ended."""
         if self._writing and self._connection:
             written = asyncio.ensure_future(self._frames.join())
             await asyncio.wait({self._writing, written}, return_when=asyncio.FIRST_COMPLETED)
             written.cancel()
 
     async def ping(self) -> float:
-        """Seconds of a WebSocket ping and its pong. Raises OSError without a connection."""
+        """Return the seconds of a WebSocket ping and its pong. Raises OSError without a connection."""
         if self._connection is None:
             raise OSError("there is no connection")
         began = time.monotonic()

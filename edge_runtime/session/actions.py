@@ -1,4 +1,4 @@
-"""What a session asks its surroundings to do. Pure data: ports in other languages have the same names."""
+"""Actions that a session requests. Pure data: ports in other languages have the same names."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Send:
 
 @dataclass(frozen=True)
 class Pin:
-    """From now on let only verifiers that compute in `arithmetic` answer, or say nothing of how they compute."""
+    """Accept only verifiers with this arithmetic, or with an unknown one, from now on."""
 
     arithmetic: str
 
@@ -30,7 +30,7 @@ class Pin:
 class DraftTree:
     """Draft a tree of at most `nodes` nodes and `depth` levels below `prefix`; answer with `Session.tree_ready`.
 
-    depth may be 0: only the bonus token is wanted. gain: as of `TreeShape`; None: the runtime's own.
+    depth 0: only the bonus token is wanted. gain: see `TreeShape`; None: the runtime's own.
     """
 
     prefix: list[int]
@@ -42,8 +42,10 @@ class DraftTree:
 
 @dataclass(frozen=True)
 class DraftChain:
-    """Let the understudy draft a chain of `tokens` tokens behind `prefix`; answer with `Session.tree_ready`, where the
-    seconds are those of the draft's steps: those of what was known, and of reading the text, do not count."""
+    """Let the understudy draft a chain of `tokens` tokens after `prefix`; answer with `Session.tree_ready`.
+
+    Its seconds are those of the draft's steps, without known tokens and without reading the text.
+    """
 
     prefix: list[int]
     version: int
@@ -52,9 +54,11 @@ class DraftChain:
 
 @dataclass(frozen=True)
 class Compare:
-    """Draft a tree below `prefix` that is not sent: what comes of it is seen in the stream. Answer with
-    `Session.tree_compared`. nodes, depth, gain: as of DraftTree. chain: in place of a tree, the understudy is to draft
-    a chain of so many tokens, as of DraftChain."""
+    """Draft a tree below `prefix` that is not sent, to compare it with the stream.
+
+    Answer with `Session.tree_compared`. nodes, depth, gain: see DraftTree. chain: instead of a tree, the understudy
+    drafts a chain of this many tokens, see DraftChain.
+    """
 
     prefix: list[int]
     nodes: int
@@ -65,15 +69,16 @@ class Compare:
 
 @dataclass(frozen=True)
 class DraftAhead:
-    """Grow the tree that was just sent on, where `Session.drafts_ahead`, until the session's version changes; behind a
-    chain, the understudy writes on."""
+    """Grow the tree that was just sent, while `Session.drafts_ahead`, until the session's version changes; after a
+    chain, the understudy drafts on.
+    """
 
     version: int
 
 
 @dataclass(frozen=True)
 class WriteToken:
-    """Let `writer` write one token behind `prefix`; answer with `Session.token_written(token, ...)`."""
+    """Let `writer` write one token after `prefix`; answer with `Session.token_written(token, ...)`."""
 
     prefix: list[int]
     version: int
@@ -84,8 +89,8 @@ class WriteToken:
 class ReadText:
     """Let the understudy read `prefix`; answer with `Session.text_read(agreed, ...)`.
 
-    agreed: how many of the tokens from `base` on it would have written itself, up to the first that it would not. The
-    reading may be given up once `Session.still_reads` is False; agreed is None then.
+    agreed: how many of the tokens from `base` on it would have written itself, up to the first difference. Reading may
+    be cancelled once `Session.still_reads` is False; agreed is None then.
     """
 
     prefix: list[int]
@@ -94,7 +99,7 @@ class ReadText:
 
 @dataclass(frozen=True)
 class AddRows:
-    """Feature rows [n, 2, heads, head_dim] of tokens at `positions` [n], which the drafter has not seen yet."""
+    """Feature rows [n, 2, heads, head_dim] of tokens at `positions` [n], which the drafter lacks."""
 
     positions: NDArray[np.int64]
     rows: NDArray[np.float32]
@@ -102,7 +107,7 @@ class AddRows:
 
 @dataclass(frozen=True)
 class Commit:
-    """`tokens` are the target's; the first `confirmed` of them stood there as provisional already."""
+    """`tokens` are the target's; the first `confirmed` of them were shown as provisional."""
 
     tokens: list[int]
     confirmed: int
@@ -110,7 +115,7 @@ class Commit:
 
 @dataclass(frozen=True)
 class Provide:
-    """`writer` wrote `token` on its own."""
+    """`writer` wrote `token` offline."""
 
     token: int
     writer: Writer = Writer.DRAFTER
@@ -118,7 +123,7 @@ class Provide:
 
 @dataclass(frozen=True)
 class HandOver:
-    """From here on `writer` writes alone. why: the understudy failed, in words for people; else ""."""
+    """From here on `writer` writes offline. why: the understudy's failure, in words for people; else ""."""
 
     writer: Writer
     why: str = ""
@@ -126,14 +131,14 @@ class HandOver:
 
 @dataclass(frozen=True)
 class RollBack:
-    """The last `tokens` provisional tokens are withdrawn: the target, or the understudy, draws otherwise."""
+    """The last `tokens` provisional tokens are rolled back: the target, or the understudy, draws otherwise."""
 
     tokens: list[int]
 
 
 @dataclass(frozen=True)
 class Adopt:
-    """`tokens`, written by the drafter alone, stay as they are: the answer goes on behind them (`keep`)."""
+    """`tokens`, written offline, stay as they are: the answer continues after them (`keep`)."""
 
     tokens: list[int]
 
@@ -152,7 +157,7 @@ class Resume:
 
 @dataclass(frozen=True)
 class Pause:
-    """Writing alone stops until the target answers or somebody asks to go on."""
+    """Offline writing stops until the target answers or `proceed` is called."""
 
     reason: PauseReason
 

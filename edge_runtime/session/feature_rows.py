@@ -1,4 +1,4 @@
-"""Which feature rows the drafter holds."""
+"""The feature rows that the drafter holds."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from outrider_core.protocol.rows import RowShape, unpack_rows
 
 
 class RowsSeen:
-    """Per position of a text, whether the drafter holds its feature row."""
+    """Records for each position of a text whether the drafter holds its feature row."""
 
     def __init__(self, held: bytes | bytearray = b"") -> None:
         self._held = bytearray(held)  # 1: held
 
     def up_to(self, length: int) -> RowsSeen:
-        """Return what is held of the first `length` positions."""
+        """Return the record of the first `length` positions."""
         return RowsSeen(self._held[:length])
 
     def leading(self) -> int:
-        """Return how many positions from the first on are held without a gap."""
+        """Return how many of the first positions are held without a gap."""
         gap = self._held.find(0)
         return len(self._held) if gap < 0 else gap
 
     def add(self, start: int, data: bytes, shape: RowShape, max_context: int, most: int | None = None) -> list[AddRows]:
-        """Take in packed rows of positions `start` and on, at most `most` of them.
+        """Unpack rows of positions `start` and on, at most `most` of them.
 
-        Returns what is new to the drafter. Rows that do not unpack or lie outside of 0..`max_context` are ignored: rows
-        only ever cost speed.
+        Returns those that are new to the drafter. Rows that do not unpack or lie outside of 0..`max_context` are
+        ignored: rows only ever cost speed.
         """
         try:
             rows = unpack_rows(data, shape)[:most]

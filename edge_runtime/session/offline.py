@@ -1,4 +1,4 @@
-"""Who writes while the target is silent, and whether: the drafter at once, the understudy once it has read the text."""
+"""Decide who writes while the target is silent: the drafter at once, the understudy once it has read the text."""
 
 from __future__ import annotations
 
@@ -13,31 +13,33 @@ from outrider_core.protocol.prefix import common_prefix
 
 #: tokens over which the writer's confidence is averaged
 CONFIDENCE_WINDOW = 8
-#: tokens that the drafter writes alone to finish a sentence, at most
+#: most tokens that the drafter writes offline to finish a sentence
 SENTENCE_TOKENS = 24
-#: tokens of new text after which an understudy that is kept warm reads on
+#: new tokens after which an understudy that is kept warm reads on
 WARM_TOKENS = 64
-#: tokens that it may still have to read before it writes the first one alone: too few to notice
+#: unread tokens at which it may write already: too few to notice
 FEW_TOKENS = 8
-#: seconds that an answer waits at its end for a verifier that accepts it, where the last one dialled did not
+#: seconds that an answer waits at its end for a verifier that accepts it, if the last one did not
 REFUSED_SECONDS = 10.0
 
 
 class Reading(StrEnum):
     """How far the understudy has read."""
 
-    ABSENT = "absent"  #: there is none, or the policy wants none
+    ABSENT = "absent"  #: there is none, or the policy excludes it
     IDLE = "idle"  #: it has nothing to do
-    UNDER_WAY = "under way"  #: it reads
+    UNDER_WAY = "under way"  #: it is reading
     DONE = "done"  #: it has read the text, or nearly all of it, and can write
     BROKEN = "broken"  #: it failed, and is not asked again
 
 
 class OfflineWriter:
-    """drafter: there is one; else the understudy reads along, and alone writes.
-    active: the target is silent. supported: the device's writers can be held to the answer's constraint, if it has
-    one. paused: why nothing is written, where that is so for a time. sentence_ends: tokens that end a sentence or a
-    line. wait: seconds that the target is waited for where nothing more can be written. give_up_at: when that ends.
+    """Decides who writes one answer while the target is silent.
+
+    drafter: there is one; otherwise only the understudy writes, and it reads along. active: the target is silent.
+    supported: the device's writers can obey the answer's constraint, if it has one. paused: why offline writing is
+    paused, if it is. sentence_ends: tokens that end a sentence or a line. wait: seconds to wait for the target once
+    offline writing has stopped. give_up_at: end of that.
     """
 
     def __init__(
@@ -58,41 +60,41 @@ class OfflineWriter:
         self.give_up_at: float | None = None
         self._confidence: deque[float] = deque(maxlen=CONFIDENCE_WINDOW)
         self._drafted = 0  # tokens that the drafter wrote since the target fell silent
-        self._ended_sentence = False  # by the last of them
-        self._urged = False  # somebody asked to go on
+        self._ended_sentence = False  # with the last of them
+        self._urged = False  # `proceed` was called
         reads = understudy and policy.understudy is not UnderstudyUse.OFF
         self.reading = Reading.IDLE if reads else Reading.ABSENT
-        self._read: list[int] = []  # what it was asked to read last,
+        self._read: list[int] = []  # the last text that it should read,
         self._base = 0  # ... of which the tokens from here on are the drafter's own
         self.holds = False  # the drafter waits for it
-        self.writer = Writer.DRAFTER  # who wrote the last token alone
+        self.writer = Writer.DRAFTER  # of the last offline token
 
     # --- whether ---
 
     @property
     def device_only(self) -> bool:
-        """The target is never asked."""
+        """Whether the target is never asked."""
         return self._policy.writer is WhoWrites.DEVICE_ONLY
 
     @property
     def silenced(self) -> bool:
-        """The device may write none of this answer."""
+        """Whether the device may write none of this answer."""
         return not self.supported or self._policy.writer is WhoWrites.CLOUD_ONLY
 
     @property
     def muted(self) -> bool:
-        """Return whether writing alone is paused, whatever happens to the link."""
+        """Return whether offline writing is paused, whatever happens to the link."""
         return self.silenced or bool(self.paused)
 
     @property
     def writes_first(self) -> bool:
-        """The device writes without waiting for the target."""
+        """Whether the device writes without waiting for the target."""
         can = self._drafter or self.reading not in (Reading.ABSENT, Reading.BROKEN)
         return can and self._policy.writer in (WhoWrites.PREFER_DEVICE, WhoWrites.DEVICE_ONLY) and not self.muted
 
     @property
     def may_be_taken_back(self) -> bool:
-        """Return what is written now may be taken back, as the target may return."""
+        """Return whether the target may return and roll back what is written now."""
         return self.active and not self.device_only
 
     def may_write(self, provisional: int) -> bool:
@@ -103,7 +105,7 @@ class OfflineWriter:
 
     @property
     def drafter_is_done(self) -> bool:
-        """The drafter has written as much alone as is worth reading, or there is none."""
+        """Whether the drafter has written as much as is useful, or is missing."""
         if not self._drafter:
             return True
         limited = self._policy.offline is Offline.SENTENCE and self.may_be_taken_back and not self._urged
@@ -112,11 +114,11 @@ class OfflineWriter:
     # --- the target falls silent, and returns ---
 
     def start(self) -> None:
-        """The target is silent."""
+        """Begin, as the target is silent."""
         self.active = True
 
     def stop(self) -> None:
-        """The target answers again; a pause that somebody asked for stays."""
+        """End, as the target answers again; a pause by `pause` remains."""
         self.active, self.give_up_at = False, None
         if self.paused is not PauseReason.ASKED:
             self.paused = None
@@ -139,20 +141,20 @@ class OfflineWriter:
             self.give_up_at = min(self.give_up_at, now + self._wait)
 
     def accepted(self) -> None:
-        """A verifier accepts this answer: if it falls silent, wait for it as long as usual."""
+        """Note that a verifier accepts this answer: if it falls silent, wait for it as long as usual."""
         self._wait = self._usual_wait
 
     def pause(self, reason: PauseReason) -> None:
-        """Write nothing more, until the target answers or somebody asks to go on."""
+        """Write nothing more, until the target answers or `proceed` is called."""
         self.paused = reason
 
     def proceed(self) -> None:
-        """Somebody asked to go on."""
+        """Lift a pause."""
         self.paused, self._urged, self.give_up_at = None, True, None
         self._confidence.clear()
 
     def set_supported(self, supported: bool) -> None:
-        """The device's writers can be held to the answer's constraint from now on, or cannot."""
+        """Set whether the device's writers can obey the answer's constraint."""
         self.supported = supported
         if supported and not self.paused:
             self.give_up_at = None
@@ -161,17 +163,19 @@ class OfflineWriter:
 
     @property
     def coming(self) -> bool:
-        """The understudy will write, but cannot yet."""
+        """Whether the understudy will write, but cannot yet."""
         return self.reading in (Reading.IDLE, Reading.UNDER_WAY)
 
     @property
     def drafts(self) -> bool:
-        """The understudy has read along, and can draft what the target verifies."""
+        """Whether the understudy has read along, and can draft for the target."""
         return self._warm and self.reading is Reading.DONE
 
     def next_writer(self) -> Writer | PauseReason | None:
-        """Return who writes the next token, why none is written, or None while the drafter waits for the understudy,
-        which is still reading."""
+        """Return who writes the next token, or why none is written.
+
+        None while the drafter waits for the understudy, which is still reading.
+        """
         if self.reading is Reading.DONE:
             return Writer.UNDERSTUDY
         if self.active or not self._drafter:
@@ -183,7 +187,7 @@ class OfflineWriter:
         return Writer.DRAFTER
 
     def hand_over(self, writer: Writer) -> list[HandOver]:
-        """`writer` writes the next token."""
+        """Let `writer` write the next token."""
         if writer is self.writer:
             return []
         self.writer = writer
@@ -191,8 +195,10 @@ class OfflineWriter:
         return [HandOver(writer)]
 
     def wrote(self, token: int, confidence: float, writer: Writer) -> bool:
-        """`writer` wrote `token`, to which it gives the probability `confidence`. Returns whether to go on: not where
-        the policy wants a pause, as the last tokens had too little. An understudy that is about to write may be surer.
+        """Note that `writer` wrote `token` with probability `confidence`. Returns whether to continue.
+
+        Not if the policy wants a pause, as the last tokens were improbable; an understudy that will soon write may be
+        surer.
         """
         self._confidence.append(confidence)
         if self.active and writer is Writer.DRAFTER:
@@ -205,7 +211,7 @@ class OfflineWriter:
     # --- the understudy reads ---
 
     def read_to_write(self, committed: list[int], provisional: list[int]) -> list[ReadText]:
-        """Return what the understudy is to read before it writes. A drafter's first token comes before that work."""
+        """Return a request to read before the understudy writes. A drafter's first token comes before that work."""
         if not self.active:
             return []
         text = committed + provisional
@@ -214,32 +220,32 @@ class OfflineWriter:
             and self.reading is Reading.DONE
             and len(text) - common_prefix(self._read, text) > FEW_TOKENS
         ):
-            self._gave_up()  # the drafter writes the first token, where too little is read
+            self._gave_up()  # the drafter writes the first token if too little is read
         begun = bool(provisional) or self.device_only or not self._drafter
         return [self._ask(text, len(committed))] if self.reading is Reading.IDLE and begun else []
 
     def read_to_draft(self, committed: list[int]) -> list[int]:
-        """The committed text, which it reads as it drafts behind it, so that it need not be asked to."""
+        """Return the committed text, which the understudy reads as it drafts, so that it need not be requested."""
         self._read = list(committed)
         return self._read
 
     def read_along(self, committed: list[int]) -> list[ReadText]:
-        """Return where it is kept warm, and enough is new in the committed text, ask for that to be read."""
+        """Return a request to read new committed text, if the understudy is kept warm and there is enough."""
         idle = self.reading in (Reading.IDLE, Reading.DONE)
         if not (self._warm and idle and len(committed) - len(self._read) >= (WARM_TOKENS if self._read else 1)):
             return []
         return [self._ask(list(committed), len(committed))]
 
     def still_reads(self, action: ReadText) -> bool:
-        """Return whether `action` is what the understudy is reading, and still useful."""
+        """Return whether the understudy is reading for `action`, and that is still useful."""
         return self.reading is Reading.UNDER_WAY and self._read is action.prefix and (self.active or self._warm)
 
     def has_read(self, agreed: int | None, committed: list[int], provisional: list[int]) -> ReadText | int | None:
-        """The understudy has read the text, or gave that up (None); `agreed`: see `ReadText`.
+        """Note that the understudy has read the text, or has cancelled that (None); `agreed`: see `ReadText`.
 
-        Returns how many of the provisional tokens are worth keeping, as it would have written them itself; where none
-        of those that it read are withdrawn, what the drafter wrote meanwhile, to be read while that one waits; None
-        where nothing follows.
+        Returns how many of the provisional tokens to keep, as it would have written them itself; if none of those that
+        it read are withdrawn, a request to read what the drafter wrote meanwhile, while that one waits; None if nothing
+        follows.
         """
         if agreed is None:
             self._gave_up()

@@ -1,4 +1,4 @@
-"""What an app decides about its answers."""
+"""An app's policy for its answers."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from enum import StrEnum
 
 
 class WhoWrites(StrEnum):
-    """Whose text an answer is."""
+    """Who writes the text of an answer."""
 
-    PREFER_CLOUD = "prefer-cloud"  #: the target's; the device writes where the target is silent
+    PREFER_CLOUD = "prefer-cloud"  #: the target's; the device writes while the target is silent
     PREFER_DEVICE = "prefer-device"  #: the device writes at once, at most `lead` tokens ahead; the target corrects it
     CLOUD_ONLY = "cloud-only"  #: the target's alone: the device drafts, but never writes
-    DEVICE_ONLY = "device-only"  #: the device's alone: no verifier is asked
+    DEVICE_ONLY = "device-only"  #: the device's alone: no verifier is contacted
 
 
 class OnReturn(StrEnum):
-    """What happens to text that the device wrote alone, once the target is back."""
+    """Treatment of offline text once the target is back."""
 
     REPAIR = "repair"  #: the target's text replaces what differs from it
-    KEEP = "keep"  #: it stays, and the target goes on behind it; the text is then not the target's own
+    KEEP = "keep"  #: it stays, and the target continues after it; the text is then not the target's own
 
 
 class Offline(StrEnum):
-    """How far the device writes alone."""
+    """How far the device writes offline."""
 
     SENTENCE = "sentence"  #: an understudy to the end of the answer; the drafter to the end of its sentence
     CONTINUE = "continue"  #: to the end of the answer, or until it repeats itself
@@ -31,31 +31,31 @@ class Offline(StrEnum):
 
 
 class UnderstudyUse(StrEnum):
-    """When the understudy is used, if the bundle has one."""
+    """Use of the understudy, if the bundle has one."""
 
     COLD = "cold"  #: it reads the text when the target falls silent, and the drafter writes until it has
-    WARM = "warm"  #: it reads along, so that it can write at once, and drafts for the target where that is faster
-    OFF = "off"  #: nothing: the drafter alone writes
+    WARM = "warm"  #: it reads along, so that it can write at once, and drafts for the target if that is faster
+    OFF = "off"  #: unused: the drafter alone writes
 
 
 @dataclass(frozen=True)
 class Policy:
-    """Who writes, and what happens to text that the device wrote alone. Plain strings such as "device-only" do too.
+    """Who writes, and what happens to offline text. Plain strings such as "device-only" work too.
 
     Args:
         writer: Whose text an answer is.
-        on_return: What happens to text that the device wrote alone, once the target is back.
-        offline: How far the device writes alone. "device-only", which waits for no link, goes on where "sentence" would
-            wait; "pause" does not hold where an understudy is about to write.
+        on_return: Treatment of offline text once the target is back.
+        offline: How far the device writes offline. "device-only", which waits for no link, continues where "sentence"
+            would wait; "pause" is not applied while an understudy is about to write.
         min_confidence: Mean probability of the last tokens written, for "pause".
-        lead: Unverified tokens at most, for "prefer-device".
-        offline_rate: Tokens per second at most that are written alone while the target may come back: faster than
-            anybody reads, and no more than that would be taken back. A writer that was slow, or whose words replace
-            others, makes up for a second of it. It does not hold "device-only" up.
-        understudy: What the understudy does; "warm" costs computing time while the link is up.
+        lead: Most unverified tokens, for "prefer-device".
+        offline_rate: Most tokens per second written offline while the target may come back: no reader is faster, and
+            less text is rolled back. A writer that was slow, or whose words replace others, may catch up one second of
+            it. It does not limit "device-only".
+        understudy: Use of the understudy; "warm" costs computing time while the link is up.
 
     Raises:
-        ValueError: A value is not one of those.
+        ValueError: A value is not one of the allowed ones.
     """
 
     writer: WhoWrites | str = WhoWrites.PREFER_CLOUD
@@ -79,5 +79,5 @@ class Policy:
 
     @property
     def target_first(self) -> bool:
-        """The target writes wherever it can, so that trees and streams are alternatives."""
+        """Whether the target writes whenever it can, so that trees and streams are alternatives."""
         return self.writer in (WhoWrites.PREFER_CLOUD, WhoWrites.CLOUD_ONLY)

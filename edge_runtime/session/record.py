@@ -1,4 +1,4 @@
-"""An answer on its way, as JSON that outlives the process."""
+"""An answer in progress, as JSON that outlives the process."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ Token = Annotated[int, Meta(ge=0)]
 
 
 class _Record(Struct, kw_only=True):
-    """What `record_of` writes. writers: begin, end and writer of runs of the answer's tokens. arithmetic: what the
-    verified ones were computed in; "" where that is unknown. constraint: hexadecimal; "" for none."""
+    """The JSON of `record_of`. writers: begin, end and writer of runs of the answer's tokens.
+
+    arithmetic: of the verified ones; "" if unknown. constraint: hexadecimal; "" for none.
+    """
 
     prompt: Annotated[list[Token], Meta(min_length=1)]
     committed: list[Token]
@@ -36,7 +38,7 @@ class _Record(Struct, kw_only=True):
 
 
 def record_of(session: Session) -> dict[str, Any]:
-    """Return what `restore` needs to continue the session's answer."""
+    """Return the data that `restore` needs to continue the session's answer."""
     constraint = session.constraint
     return {
         "version": VERSION,
@@ -55,7 +57,10 @@ def record_of(session: Session) -> dict[str, Any]:
 
 
 def read_record(record: dict[str, Any], target: str, vocab_size: int) -> list[str]:
-    """The stop strings of a record of an answer by the target with that hash. Raises ValueError on anything else."""
+    """Return the stop strings in a record of an answer by the target with that hash.
+
+    Raises ValueError on anything else.
+    """
     try:
         if record["target"] != target:
             raise ValueError("it is of another target than this bundle's; ask the question again")
@@ -66,9 +71,9 @@ def read_record(record: dict[str, Any], target: str, vocab_size: int) -> list[st
 
 
 def check_record(record: dict[str, Any], vocab_size: int) -> None:
-    """Raise ValueError on what is not a record of this version whose tokens are ids below `vocab_size`.
+    """Raise ValueError on anything but a record of this version whose tokens are ids below `vocab_size`.
 
-    KeyError and TypeError where it is not even a JSON object with a version, or its sampling has other names.
+    KeyError and TypeError if it is not even a JSON object with a version, or its sampling has other names.
     """
     if record["version"] != VERSION:
         raise ValueError(f"it has version {record['version']}, and this program reads version {VERSION}")
@@ -92,7 +97,7 @@ def check_record(record: dict[str, Any], vocab_size: int) -> None:
 
 
 def constraint_of(record: dict[str, Any]) -> Constraint | None:
-    """Return what the recorded answer is held to. Raises ValueError where that is damaged."""
+    """Return the recorded answer's constraint. Raises ValueError if it is damaged."""
     text = record["constraint"]
     try:
         return msgspec.msgpack.decode(bytes.fromhex(text), type=Constraint) if text else None
@@ -101,8 +106,10 @@ def constraint_of(record: dict[str, Any]) -> Constraint | None:
 
 
 def restore(session: Session, record: dict[str, Any]) -> None:
-    """Take up a recorded answer, which `check_record` has let pass, in a session that was made with its prompt and
-    settings and has not started."""
+    """Restore a recorded answer, which passed `check_record`, in a session with its prompt and settings.
+
+    The session must not have started.
+    """
     session.text.committed += record["committed"]
     session.text.provisional = list(record["provisional"])
     session.text.writers = [Writer(writer) for begin, end, writer in record["writers"] for _ in range(begin, end)]

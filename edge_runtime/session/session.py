@@ -1,15 +1,15 @@
 """One answer as a pure state machine: events in, actions out. No I/O, no threads, no clock.
 
-The whole idea: `committed` tokens were drawn by the target (or are the prompt); `provisional` tokens behind them were
-written without it. The user sees both. A verdict commits the accepted path and the token that the target drew behind
-it. What of the provisional text agrees with these becomes verified; at the first difference the rest is rolled back
-(`repair`) or stays as it is (`keep`). While provisional tokens remain, the next VERIFY is the chain of them instead of
-a drafted tree: so late verdicts, catching up after an outage and the normal round are one rule. Three owners hold the
-facts, and none of them knows the session: `VerifierState` the link, the request in flight and refusals; `OfflineWriter`
-who writes while the target is silent; `JobSlot` the one job of drafter or understudy. Each returns values; `Session`
-turns them into actions, and `Session._next` alone decides what to do.
+The whole idea: `committed` tokens were drawn by the target (or are the prompt); `provisional` tokens after them were
+written offline. The user sees both. A verdict commits the accepted path and the token that the target drew after it.
+Provisional text that agrees with these becomes verified; at the first difference the rest is rolled back (`repair`) or
+stays as it is (`keep`). While provisional tokens remain, the next VERIFY is the chain of them instead of a drafted
+tree: so late verdicts, catching up after an outage and the normal round follow one rule. Three objects hold the state,
+and none of them knows the session: `VerifierState` the link, the request in flight and refusals; `OfflineWriter` who
+writes while the target is silent; `JobSlot` the one job of drafter or understudy. Each returns values; `Session` turns
+them into actions, and `Session._next` alone decides what to do.
 
-Times are seconds on any monotonic clock, handed in with each event. `edge_runtime.session.states` lists which state may
+Times are seconds on any monotonic clock, passed in with each event. `edge_runtime.session.states` lists which state may
 follow which.
 """
 
@@ -61,10 +61,10 @@ from outrider_core.protocol.wire import Error, Features, Opened, Resync, ServerM
 class Session:
     """State machine of one answer. Each method is an event and returns the actions to carry out, in order.
 
-    prompt: token ids of the conversation so far. max_new: committed tokens at most. stream, session_id: as
-    on the wire. row_shape: the drafter's. rows_seen: the prompt's rows that the drafter holds. timer: of rounds.
-    drafter, understudy: there is one. sentence_ends: tokens that end a sentence or a line. constraint: what tokens are
-    drawn under. obeys: the device's own writers can be held to it; where not, nothing is written alone.
+    prompt: token ids of the conversation so far. max_new: most committed tokens. stream, session_id: as on the wire.
+    row_shape: the drafter's. rows_seen: the prompt's rows that the drafter holds. timer: of rounds. drafter,
+    understudy: there is one. sentence_ends: tokens that end a sentence or a line. constraint: on the tokens drawn.
+    obeys: the device's own writers can obey it; otherwise nothing is written offline.
     """
 
     prompt: list[int]
@@ -111,7 +111,7 @@ class Session:
 
     @property
     def _own_limit(self) -> int:
-        """Tokens of the text at most, whatever the verifier's context."""
+        """Most tokens of the text, whatever the verifier's context."""
         return min(len(self.prompt) + self.max_new, self.max_context)
 
     @property
@@ -129,13 +129,15 @@ class Session:
         return self.finished is not None or version != self.job.version
 
     def still_reads(self, action: ReadText) -> bool:
-        """Return whether the understudy is still to read this: somebody waits for it, or it reads along."""
+        """Return whether the understudy should still read this: a writer waits for it, or it reads along."""
         return not self.finished and self.offline.still_reads(action)
 
     @property
     def drafts_ahead(self) -> Writer | None:
-        """Return who is to draft on below the tree under way, or behind the chain; None if that is not worth it or the
-        drafter has something else to do."""
+        """Return who drafts ahead, below the present tree or after the chain.
+
+        None if that is not worthwhile or the drafter has another job.
+        """
         request = self.verifier.in_flight
         if request is None or not request.tree or self.provisional or self.job.busy:
             return None
@@ -158,8 +160,9 @@ class Session:
         return [*self.verifier.wanted, *self.offline.read_along(self.committed), *self._next(now)]
 
     def link_up(self, welcome: Welcome, now: float, rtt: float | None = None) -> list[Action]:
-        """The link is up and the hashes agree: OPEN with everything committed, and go on; with a verifier that computes
-        otherwise than the one before, wait as where there is none.
+        """Continue on a new link whose hashes agree: OPEN with everything committed.
+
+        A verifier with another arithmetic than the last one is not asked, as if there were none.
 
         rtt: seconds of the handshake, if it happened during this answer.
         """
@@ -185,7 +188,7 @@ class Session:
         return self._go_offline(now, now)
 
     def message(self, message: ServerMessage, now: float) -> list[Action]:
-        """A message for this stream arrived."""
+        """Handle a message for this stream."""
         self.verifier.heard = now
         if self.finished:
             return []
@@ -203,7 +206,7 @@ class Session:
                 return []
 
     def tree_ready(self, draft: Draft, version: int, now: float, seconds: float = 0.0) -> list[Action]:
-        """A tree was drafted in `seconds` (the answer to DraftTree), or a chain (to DraftChain)."""
+        """Take a tree (the answer to DraftTree) or a chain (to DraftChain), drafted in `seconds`."""
         self.job.done()
         self.tuning.drafted(draft, seconds, version == self.job.version)
         self.stats.drafted(draft)
@@ -212,12 +215,12 @@ class Session:
         return self._next(now)
 
     def tree_compared(self, draft: Draft, base: int, seconds: float) -> list[Action]:
-        """A tree below the first `base` tokens was drafted in `seconds` (the answer to Compare)."""
+        """Take a tree below the first `base` tokens, drafted in `seconds` (the answer to Compare)."""
         self.tuning.compared(draft, base, seconds)
         return []
 
     def token_written(self, token: int, confidence: float, version: int, now: float) -> list[Action]:
-        """A token was written, to which its writer gives the probability `confidence` (the answer to WriteToken)."""
+        """Take an offline token and its probability (the answer to WriteToken)."""
         actions: list[Action] = []
         writer = self.job.done() or Writer.DRAFTER
         if not self.cancelled(version) and self.offline.may_write(len(self.provisional)):
@@ -229,8 +232,10 @@ class Session:
         return actions + self._next(now)
 
     def text_read(self, agreed: int | None, now: float) -> list[Action]:
-        """The understudy has read what it was asked to; see `ReadText` for `agreed`. If the target is still silent,
-        what it would not have written is withdrawn."""
+        """Note that the understudy has read its text; see `ReadText` for `agreed`.
+
+        If the target is still silent, tokens that it would not have written are withdrawn.
+        """
         if self.finished:
             return []
         actions: list[Action]
@@ -246,7 +251,7 @@ class Session:
         return actions + self._next(now)
 
     def understudy_failed(self, why: str, now: float) -> list[Action]:
-        """The understudy cannot be used: `why`, in words for people. The drafter writes on."""
+        """Note that the understudy is unusable: `why`, in words for people. The drafter writes on."""
         self.offline.understudy_failed()
         self.tuning.understudy_failed()
         if self.job.busy is Writer.UNDERSTUDY:
@@ -255,7 +260,7 @@ class Session:
         return [*told, *self._next(now)]
 
     def set_obeys(self, obeys: bool, now: float) -> list[Action]:
-        """From now on the device's writers can be held to the answer's constraint, or cannot."""
+        """Set whether the device's writers can obey the answer's constraint."""
         if self.finished or self.offline.supported == obeys:
             return []
         self.offline.set_supported(obeys)
@@ -263,7 +268,7 @@ class Session:
         return self._next(now)
 
     def wake_at(self) -> float | None:
-        """When `tick` wants to be called, or None."""
+        """When to call `tick`, or None."""
         return min((moment for _, moment in self._deadlines()), default=None)
 
     def tick(self, now: float) -> list[Action]:
@@ -286,47 +291,50 @@ class Session:
                 return []
 
     def set_mode(self, mode: Mode, now: float) -> list[Action]:
-        """From now on draft trees, or let the target write alone and stream."""
+        """Switch to draft trees, or let the target stream."""
         if mode == self.mode or self.finished:
             return []
         self.mode = mode
         self.job.discard()
-        if self.verifier.streams:  # it ends by CANCEL; OPEN says how much of it arrived
+        if self.verifier.streams:  # it ends by CANCEL; OPEN tells how much of it arrived
             return [*self.verifier.cancel(), *self._open(now)]
         return self._next(now)
 
     def pause(self, now: float) -> list[Action]:
-        """Write nothing alone until `proceed`: the battery is low, or the user said so."""
+        """Stop writing offline until `proceed`: the battery is low, or the user asked for it."""
         if self.finished or self.offline.paused is PauseReason.ASKED:
             return []
         return [self._pause(PauseReason.ASKED), *self._next(now)]
 
     def proceed(self, now: float) -> list[Action]:
-        """Write alone again where the policy lets."""
+        """Allow writing offline again, as the policy says."""
         if self.finished or not self.offline.paused:
             return []
         self.offline.proceed()
         return self._next(now)
 
     def cancel(self, reason: FinishReason = FinishReason.CANCELLED) -> list[Action]:
-        """End the answer, which is no longer wanted or has failed."""
+        """End the answer, which was cancelled or has failed."""
         return [] if self.finished else self._finish(reason)
 
     def stop(self, surplus: int) -> list[Action]:
-        """A stop string ended the text `surplus` committed tokens ago; even if they ended the answer themselves."""
+        """End the answer at a stop string, `surplus` committed tokens ago; even if they ended the answer themselves."""
         self.text.withdraw(surplus)
         return [*self.text.withdraw_provisional(), *self._finish(FinishReason.STOP)]
 
     def enough(self) -> None:
-        """A stop string came in the provisional text: nothing more is written, unless it is taken back."""
+        """Write nothing more after a stop string in the provisional text, unless it is rolled back."""
         self.text.enough = True
 
     # --- what to do next ---
 
     def _next(self, now: float) -> list[Action]:
-        """The one place that decides, in this order: catch up with what was written alone; let the device write, where
-        it writes first; let the target stream; send the tree that is ready; ask for the first token, which waits for no
-        tree; write on while the target is silent; have a tree drafted."""
+        """Decide what to do next; nothing else does.
+
+        The order: catch up with offline text; let the device write, if it writes first; let the target stream; send the
+        tree that is ready; ask for the first token, which waits for no tree; write on while the target is silent; have
+        a tree drafted.
+        """
         if self.finished:
             return []
         verifier, text, job = self.verifier, self.text, self.job
@@ -348,7 +356,7 @@ class Session:
         return self._draft() if idle and self.mode is Mode.TREE else []
 
     def _draft(self) -> list[Action]:
-        """Have a tree drafted, or a chain of the understudy."""
+        """Have a tree drafted, or a chain by the understudy."""
         limits, text = self.verifier.limits(self.text.room), self.committed
         if chain := self.tuning.chain(limits.nodes, limits.depth, self.offline.drafts, not self.drafter):
             version = self.job.take(Writer.UNDERSTUDY)
@@ -375,7 +383,7 @@ class Session:
         return request
 
     def _write(self, now: float) -> list[Action]:
-        """Ask for one more provisional token, where one may be written and the answer is not full."""
+        """Request one more provisional token, if one may be written and the answer is not full."""
         offline, text = self.offline, self.text
         if text.full or not offline.may_write(len(text.provisional)):
             return self._wait(now) if offline.active else []
@@ -402,7 +410,7 @@ class Session:
     # --- what the verifier says ---
 
     def _open(self, now: float) -> list[Action]:
-        """OPEN with everything committed; whatever was under way is forgotten."""
+        """OPEN with everything committed; forget whatever was in progress."""
         self.verifier.forget_request()
         actions = self._adopt() if self.policy.on_return is OnReturn.KEEP else []
         if self.text.over:
@@ -412,7 +420,7 @@ class Session:
         return [*actions, self.verifier.open(self.committed, self.rows_seen.leading()), *self._next(now)]
 
     def _settled(self, settled: Settled, rows: bytes, now: float) -> list[Action]:
-        """The accepted path and the token behind it are the target's: commit, measure, and choose how to go on."""
+        """Commit the accepted path and the token after it, measure, and choose how to continue."""
         text, base, ends_at = self.text, len(self.committed), len(self.committed) + len(settled.accepted)
         self.tuning.answered(settled, now)
         fresh = text.within(settled.tokens)
@@ -428,7 +436,7 @@ class Session:
         actions += self._commit(fresh) + self._resume()
         if text.over or settled.ended:
             return actions + self._complete()
-        if self.policy.target_first and self.verifier.in_flight:  # a stream goes on
+        if self.policy.target_first and self.verifier.in_flight:  # a stream continues
             actions += self._compare()
         return actions + self._choose(now) + self._next(now)
 
@@ -443,13 +451,13 @@ class Session:
                 return [Compare(list(self.committed), *size)]
 
     def _choose(self, now: float) -> list[Action]:
-        """Tree or stream from here on."""
+        """Choose tree or stream from here on."""
         if self.finished or not self.policy.target_first:
             return []
         return self.set_mode(self.tuning.choose(self.offline.drafts), now)
 
     def _add_rows(self, start: int, data: bytes, limit: int | None = None) -> list[Action]:
-        """Take in rows of positions `start` and on; of a verdict's, `limit` belong to our text."""
+        """Take rows of positions `start` and on; of a verdict's, `limit` belong to our text."""
         return [*self.rows_seen.add(start, data, self.row_shape, self.max_context, limit)]
 
     def _commit(self, fresh: list[int]) -> list[Action]:
@@ -459,7 +467,7 @@ class Session:
         return [*actions, *self.offline.read_along(self.committed)]
 
     def _adopt(self) -> list[Action]:
-        """Provisional text becomes part of the answer as it is."""
+        """Make provisional text part of the answer as it is."""
         tokens = self.text.adopt()
         if not tokens:
             return []
@@ -467,13 +475,13 @@ class Session:
         return [Adopt(tokens), *self._resume()]
 
     def _follow(self, refusal: Refusal, now: float) -> list[Action]:
-        """Do what follows from a refusal."""
+        """Carry out the consequence of a refusal."""
         match refusal:
             case Refusal.IGNORE:
                 return []
             case Refusal.REOPEN:
                 return self._open(now)
-            case Refusal.RETRY | Refusal.FATAL:  # with a refusal for good nothing is asked again
+            case Refusal.RETRY | Refusal.FATAL:  # after a permanent refusal nothing is requested again
                 return self._go_offline(now, now)
             case Refusal.FULL:
                 return self._no_room()
@@ -481,7 +489,7 @@ class Session:
     # --- the target is silent, and the end ---
 
     def _go_offline(self, due: float, now: float) -> list[Action]:
-        """The target is silent: go on without it."""
+        """Continue without the silent target."""
         if self.offline.active:
             return self._next(now)
         self.offline.start()
@@ -490,39 +498,41 @@ class Session:
         return [Stall(due), *self._next(now)]
 
     def _resume(self) -> list[Action]:
-        """The target answers; say so where it was silent."""
+        """Report that the target answers, if it was silent."""
         if not self.offline.active:
             return []
         self.offline.stop()
         return [Resume()]
 
     def _pause(self, reason: PauseReason) -> Pause:
-        """Write nothing more, until the target answers or somebody asks to go on."""
+        """Write nothing more, until the target answers or `proceed` is called."""
         self.offline.pause(reason)
         self.stats.pauses += 1
         self.job.cancel()
         return Pause(reason)
 
     def _no_room(self) -> list[Action]:
-        """The verifier's context is full: what was written alone stays as it is. One that has no room for any of the
-        answer refuses it."""
+        """Handle a full context: offline text stays as it is.
+
+        A verifier that has no room for any of the answer refuses it.
+        """
         context = self.verifier.context
         self.verifier.complaint = f"the verifier's context holds {context} tokens; this conversation needs more"
         begun = len(self.committed) > len(self.prompt)
         return self._finish(FinishReason.LENGTH if begun else FinishReason.REFUSED)
 
     def _complete(self) -> list[Action]:
-        """The target has written all of the answer."""
+        """End the answer, which the target has written completely."""
         reason = FinishReason.STOP if self.text.ended else FinishReason.LENGTH
         return [*self.text.withdraw_provisional(), *self._finish(reason)]
 
     def _unanswered(self) -> list[Action]:
-        """The answer ends without the target; what was written alone stays."""
+        """End the answer without the target; offline text stays."""
         if self.verifier.refused:
             return self._finish(FinishReason.REFUSED)
         return self._finish(self.text.end_alone or FinishReason.UNREACHABLE)
 
     def _finish(self, reason: FinishReason) -> list[Action]:
-        """The answer ends as it stands."""
+        """End the answer as it is."""
         self.finished = reason
         return [*self.verifier.cancel(), Done(reason)]

@@ -1,4 +1,4 @@
-"""Where an answer stands, what may happen to it, and where that leads.
+"""The states of an answer, the events, and the transitions between states.
 
 `Session` implements these transitions; the tests hold it to the table, by a walk through every order of events and by
 the recorded traces, and `docs/design.md` shows it.
@@ -12,7 +12,7 @@ from enum import StrEnum
 class State(StrEnum):
     """State of an answer. `TRANSITIONS` lists how it gets from one state to the next."""
 
-    DRAFTING = "drafting"  #: no request is under way; the drafter is growing a tree, or waits for the first link
+    DRAFTING = "drafting"  #: no request is in flight; the drafter is growing a tree, or waits for the first link
     VERIFYING = "verifying"  #: the verdict on a tree is awaited
     STREAMING = "streaming"  #: the target writes; its next token is awaited
     ALONE = "writing alone"  #: the target is silent, and the drafter writes
@@ -21,7 +21,7 @@ class State(StrEnum):
 
 
 class Writer(StrEnum):
-    """Who wrote a token of the answer."""
+    """The writer of a token of the answer."""
 
     TARGET = "target"
     UNDERSTUDY = "understudy"  #: a complete model on the device
@@ -31,9 +31,9 @@ class Writer(StrEnum):
 class PauseReason(StrEnum):
     """Why offline writing is paused."""
 
-    UNSURE = "unsure"  #: the last tokens written had too little probability
-    LIMIT = "limit"  #: the drafter, with no understudy to follow it, has come to the end of a sentence
-    ASKED = "asked"  #: somebody called `pause`
+    UNSURE = "unsure"  #: the last tokens written were too improbable
+    LIMIT = "limit"  #: the drafter, without an understudy to follow it, has reached the end of a sentence
+    ASKED = "asked"  #: `pause` was called
 
 
 class SessionEvent(StrEnum):
@@ -58,8 +58,8 @@ class SessionEvent(StrEnum):
 
 
 #: state -> event -> states that it may lead to, besides staying. CANCEL and STOP lead from everywhere to FINISHED;
-#: nothing leads away from there. Where `keep` adopts what was written, a new link, a retry or another mode ends being
-#: alone at once.
+#: nothing leads away from there. If `keep` adopts the provisional text, a new link, a retry or another mode ends
+#: offline writing at once.
 TRANSITIONS: dict[State, dict[SessionEvent, tuple[State, ...]]] = {
     State.DRAFTING: {
         SessionEvent.START: (State.ALONE, State.WAITING, State.FINISHED),
@@ -106,6 +106,6 @@ TRANSITIONS: dict[State, dict[SessionEvent, tuple[State, ...]]] = {
 
 
 def allowed(before: State, event: SessionEvent) -> tuple[State, ...]:
-    """Return where `event` may lead from `before`."""
+    """Return the states that `event` may lead to from `before`."""
     end = (State.FINISHED,) if event in (SessionEvent.CANCEL, SessionEvent.STOP) else ()
     return (before, *end, *TRANSITIONS[before].get(event, ()))

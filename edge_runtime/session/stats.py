@@ -1,4 +1,4 @@
-"""What a session counts of its answer."""
+"""Counts that a session keeps of its answer."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ class SessionStats:
     rounds: int = 0  # tree rounds with a verdict, catch-up rounds not counted
     accepted: int = 0  # draft tokens accepted in these rounds
     nodes: int = 0  # nodes sent in these rounds
-    chains: int = 0  # of these rounds, those whose tree the understudy drafted
+    chains: int = 0  # of these rounds, those with a chain that the understudy drafted
     chained: int = 0  # tokens accepted in them
     catch_up_rounds: int = 0
     calls: int = 0  # VERIFY and GENERATE sent
-    streamed: int = 0  # tokens that the target wrote alone (GENERATE)
+    streamed: int = 0  # tokens that the target wrote by itself (GENERATE)
     wait_seconds: float = 0.0  # between VERIFY and its verdict, rounds of drafted trees only
     engine_seconds: float = 0.0  # of that, the verifier's engine
     ahead_rounds: int = 0  # trees whose root could have been expanded ahead
     ahead_hits: int = 0  # trees whose root had been
     ahead_used: int = 0  # nodes that had been expanded ahead below such a root
-    provisional: int = 0  # tokens written alone
+    provisional: int = 0  # tokens written offline
     understudy: int = 0  # of these, by the understudy
     kept: int = 0  # of these, verified later
     rolled_back: int = 0
@@ -35,14 +35,14 @@ class SessionStats:
     opens: int = 0
 
     def drafted(self, draft: Draft) -> None:
-        """The drafter has drafted a tree. The first one of an answer could not be drafted ahead."""
+        """Count a drafted tree. The first one of an answer could not be drafted ahead."""
         if self.rounds and not draft.chain:
             self.ahead_rounds += 1
             self.ahead_hits += draft.ahead
             self.ahead_used += draft.kept
 
     def settled(self, settled: Settled, fresh: int, catching_up: bool) -> None:
-        """A verdict brought `fresh` tokens. catching_up: behind it stood provisional text."""
+        """Count a verdict with `fresh` tokens. catching_up: provisional text followed it."""
         if settled.kind is RequestKind.STREAM:
             self.streamed += fresh
             return

@@ -1,4 +1,4 @@
-"""When the device stops waiting. Seconds on any monotonic clock."""
+"""Time limits of the device. Seconds on any monotonic clock."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 @dataclass
 class RoundTimer:
-    """When a reply is overdue: smoothed round time plus four deviations (as TCP does, RFC 6298)."""
+    """Time until a reply is overdue: smoothed round time plus four deviations (as TCP does, RFC 6298)."""
 
     floor: float = 0.25
     ceiling: float = 3.0
-    first: float = 2.0  # before anything was measured
+    first: float = 2.0  # before any measurement
     smoothed: float | None = None
     deviation: float = 0.0
 
@@ -30,10 +30,12 @@ class RoundTimer:
 
 @dataclass(frozen=True)
 class Patience:
-    """Seconds. open: allowance for a verdict right behind OPEN, when the server may have to prefill the
-    whole conversation; connect: how long a new answer waits for a first link; silence: how long past the deadline a
-    silent link is waited for before another is made; offline: how long an answer that cannot go on waits for the
-    target."""
+    """Limits in seconds.
+
+    open: extra time for a verdict right after OPEN, when the server may have to prefill the whole conversation;
+    connect: wait of a new answer for a first link; silence: time past the deadline before a silent link is replaced;
+    offline: wait of an answer for the target once offline writing has stopped.
+    """
 
     open: float = 3.0
     connect: float = 1.0

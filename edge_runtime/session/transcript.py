@@ -12,7 +12,7 @@ from edge_runtime.session.stats import SessionStats
 from outrider_core.protocol.ending import FinishReason
 from outrider_core.protocol.prefix import common_prefix
 
-#: this many tokens in a row that stand in the answer already are a loop
+#: this many tokens in a row that occur in the answer already are a loop
 LOOP = 24
 
 
@@ -27,10 +27,10 @@ class Span:
 
 @dataclass
 class Transcript:
-    """`committed`: the prompt and what the target drew. `provisional`, behind them: what was written alone.
+    """`committed`: the prompt and the tokens that the target drew. `provisional`, after them: offline tokens.
 
-    begin: length of the prompt. limit: tokens at most, prompt included. enough: a stop string came in the provisional
-    text. writers: of the answer's tokens, provisional ones included, each one's.
+    begin: length of the prompt. limit: most tokens, prompt included. enough: a stop string came in the provisional
+    text. writers: of each of the answer's tokens, provisional ones included.
     """
 
     committed: list[int]
@@ -48,12 +48,12 @@ class Transcript:
 
     @property
     def spans(self) -> list[Span]:
-        """Return who wrote what of the answer, in order."""
+        """Return who wrote which part of the answer, in order."""
         return list(_spans(self.writers))
 
     @property
     def adopted(self) -> list[Span]:
-        """Return what of the committed answer the target did not write."""
+        """Return the parts of the committed answer that the target did not write."""
         return [span for span in _spans(self.writers[: self._committed]) if span.writer is not Writer.TARGET]
 
     @property
@@ -68,7 +68,7 @@ class Transcript:
 
     @property
     def ended(self) -> bool:
-        """The target ended the answer."""
+        """Whether the target ended the answer."""
         return self.committed[-1] in self.eos_ids and len(self.committed) > self.begin
 
     @property
@@ -77,12 +77,12 @@ class Transcript:
 
     @property
     def full(self) -> bool:
-        """The text, provisional part included, is at its end; or the drafter only repeats itself."""
+        """Whether the text, provisional part included, is at its end, or the drafter only repeats itself."""
         return self.end_alone is not None
 
     @property
     def end_alone(self) -> FinishReason | None:
-        """Return how the text has ended, provisional part included; None where more may follow."""
+        """Return how the text has ended, provisional part included; None if more may follow."""
         if self.enough or (self.provisional and self.provisional[-1] in self.eos_ids):
             return FinishReason.STOP
         if len(self.committed) + len(self.provisional) >= self.limit or self._looping():
@@ -90,19 +90,19 @@ class Transcript:
         return None
 
     def within(self, fresh: list[int]) -> list[int]:
-        """Return what of `fresh`, the target's next tokens, belongs to the answer."""
+        """Return the part of `fresh`, the target's next tokens, that belongs to the answer."""
         end = next((i + 1 for i, token in enumerate(fresh) if token in self.eos_ids), len(fresh))
         return fresh[: min(end, self.limit - len(self.committed))]
 
     def provide(self, token: int, writer: Writer) -> None:
-        """`writer` wrote `token` alone."""
+        """Add `token`, which `writer` wrote offline."""
         self.provisional.append(token)
         self.writers.append(writer)
         self.stats.provisional += 1
         self.stats.understudy += writer is Writer.UNDERSTUDY
 
     def _looping(self) -> bool:
-        """The last LOOP tokens were written alone and stand in the answer already."""
+        """Whether the last LOOP tokens were written offline and occur in the answer already."""
         tail = self.provisional[-LOOP:]
         if len(tail) < LOOP:
             return False
@@ -110,11 +110,11 @@ class Transcript:
         return any(answer[i : i + LOOP] == tail for i in range(len(answer) - LOOP))
 
     def agreeing(self, fresh: list[int]) -> int:
-        """Return how many of `fresh` stand in the provisional text already."""
+        """Return how many of `fresh` agree with the provisional text."""
         return common_prefix(fresh, self.provisional)
 
     def commit(self, fresh: list[int]) -> list[Action]:
-        """`fresh` are the target's: what agrees is confirmed; at the first difference the rest is rolled back."""
+        """Add the target's tokens `fresh`: confirm equal provisional ones, and roll the rest back at a difference."""
         same = self.agreeing(fresh)
         actions: list[Action] = self.withdraw_provisional(same) if same < len(fresh) else []
         begin = self._committed
@@ -125,7 +125,7 @@ class Transcript:
         return [*actions, Commit(fresh, same)] if fresh else actions
 
     def adopt(self) -> list[int]:
-        """Provisional text becomes part of the answer as it is. Returns its tokens."""
+        """Make provisional text part of the answer as it is. Returns its tokens."""
         tokens, self.provisional = self.provisional, []
         if tokens:
             self.committed += tokens
@@ -142,7 +142,7 @@ class Transcript:
         self.stats.rolled_back += withdrawn
 
     def withdraw_provisional(self, keep: int = 0) -> list[Action]:
-        """Take all provisional tokens but the first `keep` back."""
+        """Withdraw all provisional tokens but the first `keep`."""
         rest = self.provisional[keep:]
         self.enough = False
         if not rest:

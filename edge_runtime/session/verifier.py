@@ -1,4 +1,4 @@
-"""What an answer knows of its verifier: the link, its limits, the request under way, refusals and deadlines."""
+"""An answer's view of its verifier: the link, its limits, the request in flight, refusals and deadlines."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ from outrider_core.protocol.wire import (
     pack_tree,
 )
 
-#: seconds until OPEN is sent again where the verifier names no time
+#: seconds until OPEN is sent again if the verifier names no time
 RETRY_SECONDS = 1.0
 SHORTEST_RETRY = 0.05
 
 
 class Deadline(StrEnum):
-    """An awaited event, the most important first. `Session.tick` says what happens when its time has passed."""
+    """An awaited event, the most important first. `Session.tick` acts when one's time has passed."""
 
     CONNECT = "connect"  #: the first link of an answer
-    GIVE_UP = "give up"  #: the target's return, where nothing more can be written
-    RETRY = "retry"  #: the moment that the verifier named when it refused a request
+    GIVE_UP = "give up"  #: the target's return, once offline writing has stopped
+    RETRY = "retry"  #: the time that the verifier named when it refused a request
     REPLY = "reply"  #: the reply to a request
     RENEW = "renew"  #: any message at all, before another connection is made
 
@@ -49,15 +49,15 @@ class Deadline(StrEnum):
 class Refusal(StrEnum):
     """Consequence of a verifier's refusal. None loses text."""
 
-    IGNORE = "ignore"  #: nothing: it says that of what was given up, or of a link that ends after its replies
+    IGNORE = "ignore"  #: nothing: it concerns a cancelled request, or a link that ends after its replies
     REOPEN = "reopen"  #: it knows another text, or none: OPEN again
     RETRY = "retry"  #: OPEN again later
-    FATAL = "fatal"  #: it would refuse that again: this link's verifier is not asked any more
+    FATAL = "fatal"  #: it would refuse again: this link's verifier is not asked any more
     FULL = "full"  #: its context is full
 
 
 class Limits(NamedTuple):
-    """Of the next tree: `nodes` and levels at most."""
+    """Limits of the next tree: `nodes` and levels."""
 
     nodes: int
     depth: int
@@ -65,8 +65,10 @@ class Limits(NamedTuple):
 
 @dataclass(frozen=True)
 class InFlight:
-    """A request whose reply is awaited. sent, due: when it was sent, and when its reply is overdue; `sent` of a stream
-    that has begun is when its last token came. The other fields: as of `Settled`."""
+    """A request whose reply is awaited. sent, due: when it was sent, and when its reply is overdue.
+
+    `sent` of a running stream is when its last token came. Other fields: see `Settled`.
+    """
 
     seq: int
     kind: RequestKind
@@ -79,12 +81,12 @@ class InFlight:
 
 
 class VerifierState:
-    """One answer's verifier, whichever it is at the moment. stream, session_id, sampling, constraint: as on the wire.
+    """The present verifier of one answer. stream, session_id, sampling, constraint: as on the wire.
 
     context: tokens that its answers may hold. timer: of rounds; it outlives the answer. seq: of the last request.
-    linked: there is a link. refused: this link's verifier will never take what it was asked. complaint: why it refused
-    what it was asked last, in words for people; "" once it has answered. pinned: the arithmetic of the answer's
-    verified text; "" where there is none yet, or its verifier did not say. heard: when the link last said something.
+    linked: there is a link. refused: this link's verifier permanently refused a request. complaint: why it refused the
+    last request, in words for people; "" once it has answered. pinned: the arithmetic of the answer's verified text; ""
+    without any, or if unknown. heard: when the link last delivered something.
     """
 
     def __init__(
@@ -105,39 +107,41 @@ class VerifierState:
         self.complaint = ""
         self.in_flight: InFlight | None = None
         self.seq = 0
-        self.fresh_open = False  # an OPEN was sent and no request since
+        self.fresh_open = False  # OPEN was sent and no request since
         self.max_nodes = 64
-        self._tree_budget = MAX_NODES  # what it asks for now; larger trees it may prune
+        self._tree_budget = MAX_NODES  # its present wish; it may prune larger trees
         self.pinned = ""
-        self._offered = ""  # what the link's verifier computes in; "" where it does not say
+        self._offered = ""  # arithmetic of the link's verifier; "" if unknown
         self.connect_by: float | None = None  # the first link is waited for until then
-        self.retry_at: float | None = None  # nothing is asked before
+        self.retry_at: float | None = None  # nothing is requested before
         self.heard = 0.0
 
     @property
     def can_ask(self) -> bool:
-        """A request may be sent."""
+        """Whether a request may be sent."""
         return self.linked and not self.refused and self.in_flight is None and self.retry_at is None
 
     @property
     def streams(self) -> bool:
-        """The target writes alone: its next token is awaited."""
+        """Whether the target streams: its next token is awaited."""
         return self.in_flight is not None and self.in_flight.kind is RequestKind.STREAM
 
     @property
     def wanted(self) -> list[Pin]:
-        """Return what the link is to look for."""
+        """Return the arithmetic that the link should look for."""
         return [Pin(self.pinned)] if self.pinned else []
 
     def limits(self, room: int) -> Limits:
-        """Of the next tree, where the text has `room` levels."""
+        """Return the limits of the next tree, if the text has `room` levels."""
         return Limits(min(self.max_nodes, self._tree_budget), room)
 
     # --- the link ---
 
     def link_up(self, welcome: Welcome, now: float) -> bool:
-        """The link is up. Returns whether its verifier supports the answer's constraint: one that does not would
-        ignore it, so it is not asked."""
+        """Take a new link. Returns whether its verifier supports the answer's constraint.
+
+        One that does not would ignore it, so it is not asked.
+        """
         self._offered, self.linked, self.heard = welcome.arithmetic, True, now
         self.max_nodes = min(welcome.max_nodes, MAX_NODES)
         self._tree_budget = welcome.tree_budget or MAX_NODES
@@ -154,7 +158,7 @@ class VerifierState:
         self.linked, self.in_flight, self.retry_at = False, None, None
 
     def pin(self) -> list[Pin]:
-        """The link's verifier has written some of the answer: the rest is to be computed like that."""
+        """Pin the arithmetic, as the link's verifier has written some of the answer."""
         if self.pinned or not self._offered:
             return []
         self.pinned = self._offered
@@ -163,34 +167,36 @@ class VerifierState:
     # --- requests ---
 
     def forget_request(self) -> None:
-        """Whatever was asked or waited for is given up."""
+        """Forget every request and wait."""
         self.in_flight = self.retry_at = self.connect_by = None
 
     def open(self, committed: list[int], rows_held: int) -> Send:
-        """OPEN with everything committed, of which the drafter holds the first `rows_held` feature rows."""
+        """Return OPEN with everything committed; the drafter holds the first `rows_held` feature rows."""
         self.fresh_open = True
         held = min(rows_held, len(committed) - 1)
         ids = pack_ids(committed)
         return Send(Open(self._stream, self._session_id, self.seq, ids, held, self._sampling, self._constraint))
 
     def verify(self, kind: RequestKind, tree: TokenTree, base: int, now: float, scores: tuple[float, ...] = ()) -> Send:
-        """VERIFY `tree` below the first `base` tokens."""
+        """Return VERIFY for `tree` below the first `base` tokens."""
         self._start(kind, tree, now, scores)
         tokens, parents = pack_tree(tree)
         return Send(Verify(self._stream, self.seq, base, tokens, parents))
 
     def generate(self, base: int, limit: int, now: float) -> Send:
-        """GENERATE at most `limit` tokens behind the first `base`."""
+        """Return GENERATE for at most `limit` tokens after the first `base`."""
         self._start(RequestKind.STREAM, TokenTree(), now)
         return Send(Generate(self._stream, self.seq, base, limit, True))
 
     def cancel(self) -> list[Send]:
-        """CANCEL a stream, which would go on otherwise."""
+        """Return CANCEL for a stream, which would continue otherwise."""
         return [Send(Cancel(self._stream))] if self.streams and self.linked else []
 
     def settle(self, verdict: Verdict, base: int, now: float) -> Settled | None:
-        """A verdict came, where `base` tokens are committed. None: it is stale, as its request was given up. A GENERATE
-        stays under way: its next token is awaited."""
+        """Settle a verdict when `base` tokens are committed. None: it is stale, as its request was cancelled.
+
+        A GENERATE stays in flight, as its next token is awaited.
+        """
         request = self.in_flight
         if request is None or verdict.seq != request.seq or verdict.base_len != base:
             return None
@@ -209,7 +215,7 @@ class VerifierState:
         )  # fmt: skip
 
     def _awaiting_more(self, request: InFlight, timed: bool, now: float) -> InFlight:
-        """The stream, after one more token; `timed`: it told its step's time."""
+        """Return the stream after one more token; `timed`: it carried its step's time."""
         if request.clock is StreamClock.SILENT:
             clock = StreamClock.FIRST if timed else StreamClock.UNTIMED
         else:
@@ -225,9 +231,9 @@ class VerifierState:
     # --- refusals ---
 
     def refuse(self, error: Error, now: float) -> Refusal:
-        """The verifier refused what it was asked last, or says that it ends."""
+        """Handle an error: a refusal of the last request, or the verifier's end."""
         if error.code == ERR_GOING_AWAY and error.stream == -1:
-            return Refusal.IGNORE  # what is under way is still answered; then the link comes up elsewhere
+            return Refusal.IGNORE  # requests in flight are still answered; then the link comes up elsewhere
         if error.code == ERR_UNKNOWN:
             return self.resync(now)
         if error.code == ERR_TOO_LONG:
@@ -241,12 +247,12 @@ class VerifierState:
         return Refusal.RETRY
 
     def resync(self, now: float) -> Refusal:
-        """The verifier knows another text, or none."""
+        """Handle a verifier that has another text, or none."""
         if self.in_flight is None:
-            return Refusal.IGNORE  # the OPEN before what it says that of was refused
+            return Refusal.IGNORE  # the OPEN before was refused
         if not self.in_flight.after_open:
             return Refusal.REOPEN
-        self.in_flight, self.retry_at = None, now + RETRY_SECONDS  # OPEN has just been of no help
+        self.in_flight, self.retry_at = None, now + RETRY_SECONDS  # OPEN has just not helped
         return Refusal.RETRY
 
     def _refuse_for_good(self, why: str) -> None:
@@ -255,8 +261,10 @@ class VerifierState:
     # --- deadlines ---
 
     def deadlines(self, offline: bool, give_up_at: float | None) -> list[tuple[Deadline, float]]:
-        """All that is waited for, the most important first. offline: the reply is overdue already. give_up_at: when
-        the wait for the target's return ends."""
+        """Return all deadlines, the most important first. offline: the reply is overdue already.
+
+        give_up_at: end of the wait for the target's return.
+        """
         moments = [
             (Deadline.CONNECT, self.connect_by),
             (Deadline.GIVE_UP, give_up_at),

@@ -23,7 +23,7 @@ from outrider.cli.options import (
 
 
 class Command(NamedTuple):
-    """options: what it is asked for. examples: without the program's name."""
+    """options: of the command. examples: without the program's name."""
 
     options: type[Options]
     text: str
@@ -64,7 +64,7 @@ EXIT_STATUS = (
     "exit status: 0 answered, 1 an error, 2 a wrong command line, 3 the server did not verify all\n"
     "of it, 4 it refused the prompt, 130 stopped by Ctrl-C"
 )
-#: flags that say what --local loads
+#: flags that configure the model of --local
 LOCAL_FLAGS = ("model", "drafter", "dtype")
 
 
@@ -82,7 +82,7 @@ class Parser(argparse.ArgumentParser):
 
 
 class HelpFormatter(argparse.HelpFormatter):
-    """Names defaults, where there is one to name."""
+    """Shows defaults, if there is one to show."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         if (
@@ -95,7 +95,7 @@ class HelpFormatter(argparse.HelpFormatter):
 
 
 def parse(argv: Sequence[str] | None, prog: str) -> Options:
-    """Options of the command that `argv` names; prints help and exits as argparse does. prog: how it was called."""
+    """Parse the command in `argv`; prints help and exits as argparse does. prog: how it was called."""
     parser, commands = build_parsers(prog)
     given = vars(parser.parse_args(argv))
     name = given.pop("command")
@@ -113,7 +113,7 @@ def parse(argv: Sequence[str] | None, prog: str) -> Options:
 
 
 def build_parsers(prog: str) -> tuple[Parser, dict[str, Parser]]:
-    """The parser of all commands, and each command's own."""
+    """Return the parser of all commands, and each command's own."""
     parser = Parser(
         examples=[example for command in COMMANDS.values() for example in command.examples],
         prog=prog,
@@ -136,7 +136,7 @@ def build_parsers(prog: str) -> tuple[Parser, dict[str, Parser]]:
 
 
 def add_flags(command: argparse.ArgumentParser, options: type[Options]) -> None:
-    """A flag for each field of `options`, and the prompt where there is one."""
+    """Add a flag for each field of `options`, and the prompt if there is one."""
     exclusive = command.add_mutually_exclusive_group()
     for each in fields(options):
         if each.default is MISSING:

@@ -25,7 +25,7 @@ AGAIN = "Ctrl-C once more or Ctrl-D ends the chat."
 PROMPT, MORE = "you> ", "...> "
 #: begins and ends a message of several lines
 QUOTES = '"""'
-#: command -> what it does
+#: command -> description
 COMMANDS = {
     "/system TEXT": 'instruct the model; without TEXT show the instruction, "" removes it',
     "/clear": "forget the conversation, but not the instruction",
@@ -37,12 +37,12 @@ COMMANDS = {
     "/bye": "end the chat, as Ctrl-D does",
     QUOTES: "begins and ends a message or a /system text of several lines; \\ at the end of a line continues it",
 }
-#: other tools' words for the same
+#: other tools' names for the same
 HABITS = {"?": "help", "exit": "bye", "quit": "bye"}
 
 
 class Chat:
-    """A conversation in this terminal. server: as of `EdgeRuntime`; keyboard: where lines come from."""
+    """A conversation in this terminal. server: see `EdgeRuntime`; keyboard: source of lines."""
 
     def __init__(
         self, options: ChatOptions, bundle: Bundle, server: str | LinkMaker | None, keyboard: Keyboard
@@ -84,7 +84,7 @@ class Chat:
         return 0
 
     def _use(self, runtime: EdgeRuntime) -> None:
-        """Have `runtime` answer from here on."""
+        """Answer with `runtime` from here on."""
         self._runtime = runtime
         watched = runtime is self._linked and isinstance(self._server, str) and self._has_verifier
         self._reach = Reach(runtime, str(self._server) if watched else None, self._output.tell)
@@ -94,7 +94,7 @@ class Chat:
         return self._linked.policy.writer is not WhoWrites.DEVICE_ONLY
 
     async def _typed(self) -> tuple[str, str] | None:
-        """Return a command and what follows it, or "" and a message; None ends the chat.
+        """Return a command and its argument, or "" and a message; None ends the chat.
 
         The first Ctrl-C only clears the line.
         """
@@ -125,7 +125,7 @@ class Chat:
                 return "", text
 
     async def _quoted(self, text: str) -> str:
-        """Return `text` and the lines that follow, up to closing quotes. Raises as `Keyboard.next`."""
+        """Return `text` and the following lines, up to closing quotes. Raises as `Keyboard.next`."""
         while not text.rstrip().endswith(QUOTES):
             text += "\n" + await self._keyboard.next(MORE)
         text = text.rstrip().removesuffix(QUOTES).strip("\n")
@@ -200,7 +200,7 @@ class Chat:
 
     @property
     def _instructions(self) -> int:
-        """Return how many messages instruct the model, at the beginning."""
+        """Return how many messages at the beginning instruct the model."""
         return int(bool(self._messages) and self._messages[0]["role"] == "system")
 
     async def _instruct(self, text: str) -> None:
@@ -251,7 +251,7 @@ class Chat:
         )
 
     async def _offline(self, wanted: str) -> None:
-        """Write on this device alone, or have the verifier write again."""
+        """Write on this device alone, or with the verifier again."""
         if not self._has_verifier:
             self._output.note("no verifier: everything is written on this device, unverified")
         elif wanted == "on":

@@ -1,4 +1,4 @@
-"""The bundle that commands use without --bundle: of the default pair, made once and kept in the cache."""
+"""The bundle of commands without --bundle: of the default pair, made once and kept in the cache."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from outrider_core.targets.source import DEFAULT_TARGET, TargetError, TargetSour
 
 FOLDER = "bundles"
 WAITING = "another process makes the default bundle; waiting for it"
-#: what the default pair takes on disk: the target's 8-bit copy, and the rest of the bundle, which links to that
+#: disk space of the default pair: the target's 8-bit copy, and the rest of the bundle, which links to that
 COPY_BYTES, REST_BYTES = 198_000_000, 37_000_000
 
 
 def open_default_bundle(console: Console) -> Bundle:
-    """Open the default bundle, which is made now unless it is there. Raises CommandError."""
+    """Open the default bundle, made now if it is missing. Raises CommandError."""
     with _in_one_line():
         source = TargetSource.resolve(DEFAULT_TARGET)
         folder = _place(source)
@@ -52,7 +52,7 @@ def find_default_bundle() -> Path | None:
 
 @contextmanager
 def _in_one_line() -> Iterator[None]:
-    """Raise what is wrong with target, drafter, bundle or cache as CommandError."""
+    """Raise errors of target, drafter, bundle or cache as CommandError."""
     try:
         yield
     except (TargetError, TargetBundleError, DrafterError, BundleError) as error:
@@ -62,7 +62,7 @@ def _in_one_line() -> Iterator[None]:
 
 
 def _place(source: TargetSource) -> Path:
-    """Another release, target or drafter has another folder."""
+    """Return the folder, which depends on release, target and drafter."""
     drafter = sha256_of([default_drafter() / name for name in (CONFIG_FILE, WEIGHTS_FILE)])
     parts = [__version__, f"{FORMAT_VERSION}.{TARGET_VERSION}", source.identity, *drafter]
     digest = hashlib.sha256(" ".join(parts).encode()).hexdigest()[:16]
@@ -88,7 +88,7 @@ def _make(source: TargetSource, folder: Path, console: Console) -> None:
             return
         copied = (source.bundle_folder() / MANIFEST_FILE).is_file()
         size = REST_BYTES + (0 if copied else COPY_BYTES)
-        needed = 2 * size  # files aside, before they take their place
+        needed = 2 * size  # temporary files, before they are moved into place
         if (free := shutil.disk_usage(folder.parent).free) < needed:
             raise CommandError(
                 f"{folder.parent} has {free / 1e6:.0f} MB free, and making the default bundle needs {needed / 1e6:.0f} "

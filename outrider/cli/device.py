@@ -32,7 +32,7 @@ from outrider_core.serving import bind, in_url, is_loopback
 if TYPE_CHECKING:
     from outrider.cli.doctor import Finding
 
-#: what is shown as one line: the user, the bundle or the verifier has to change
+#: errors shown as one line: the user has to change something
 EXPECTED = (BundleError, DrafterFailed, LinkRefused, EngineFailed, CommandError, ValueError)
 
 
@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None, prog: str = "outrider") -> int:
 
 
 def check_text(options: Options) -> None:
-    """Raise CommandError on text that the terminal did not send as its encoding says; paths may be any bytes."""
+    """Raise CommandError on text that does not match the terminal's encoding; paths may be any bytes."""
     for each in fields(options):
         value = getattr(options, each.name)
         for text in value if isinstance(value, list | tuple) else [value]:
@@ -69,7 +69,7 @@ def check_text(options: Options) -> None:
 
 
 def run(options: Options) -> int:
-    """Raises one of EXPECTED."""
+    """Run the command. Raises one of EXPECTED."""
     if isinstance(options, DoctorOptions):
         return doctor(options)
     with contextlib.ExitStack() as sockets:
@@ -97,14 +97,14 @@ def _run(options: WritingOptions, bound: list[socket.socket]) -> int:
 
 
 def _default_bundle() -> Bundle:
-    """Raises CommandError."""
+    """Open the default bundle. Raises CommandError."""
     from outrider.cli.default_bundle import open_default_bundle
 
     return open_default_bundle(Console(stderr=True))
 
 
 def _listen(options: ServeOptions) -> list[socket.socket]:
-    """Take the port, and outlive the terminal. Raises CommandError."""
+    """Take the port, and ignore the terminal's end. Raises CommandError."""
     if not is_loopback(options.host) and not options.api_key:
         raise CommandError(f"{options.host} is open to other machines; give --api-key too, or serve on 127.0.0.1")
     if hasattr(signal, "SIGHUP") and not (sys.stdin and sys.stdin.isatty()):  # a terminal that closes ends it
@@ -161,7 +161,7 @@ def doctor(options: DoctorOptions) -> int:
 
 
 def _reported(findings: list[Finding], options: DoctorOptions) -> int:
-    """Print them as JSON if that is asked for; the exit status."""
+    """Print the findings, as JSON if requested; return the exit status."""
     if options.json:
         print(json.dumps([asdict(finding) for finding in findings]))
     return int(any(finding.level == "bad" for finding in findings))

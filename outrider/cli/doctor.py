@@ -1,4 +1,4 @@
-"""`outrider doctor`: look at bundle, engine, address, verifier and clock, and say what to do."""
+"""`outrider doctor`: check bundle, engine, address, verifier and clock, and say what to do."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ from outrider_core.targets.source import DEFAULT_TARGET, TargetError, TargetSour
 from outrider_core.targets.understudy import Decoding, UnderstudyError
 
 Level = Literal["good", "warning", "bad"]
-#: seconds that each look may take
+#: most seconds of each check
 LOOK_SECONDS = 8.0
-#: seconds by which clocks may differ before certificates and tokens are at risk
+#: difference of clocks, in seconds, above which certificates and tokens are at risk
 CLOCK_SECONDS = 60.0
 #: trees drafted and pings sent, of which the median counts
 TRIES = 5
-#: connections that show whether replicas behind one address compute alike
+#: connections made to compare the arithmetic of replicas behind one address
 DIALS = 4
 
 
@@ -81,7 +81,7 @@ class Pair(NamedTuple):
 
     @classmethod
     def default(cls) -> Pair | None:
-        """The default target and drafter, or None if the target is not installed."""
+        """Return the default target and drafter, or None if the target is not installed."""
         try:
             config, _, drafter_hash = read_drafter(default_drafter())
             return cls(TargetSource.resolve(DEFAULT_TARGET).identity, drafter_hash, config.max_context)
@@ -97,7 +97,7 @@ def look_at_bundle(
     folder: Path,
     advice: str = "make one with `outrider export bundle --output-dir ...`, or copy the whole folder again",
 ) -> tuple[Finding, Bundle | None]:
-    """advice: what to do about a bundle that does not open."""
+    """Check the bundle. advice: what to do about one that does not open."""
     try:
         bundle = open_bundle(folder)
     except BundleError as error:
@@ -120,7 +120,7 @@ def look_at_bundle(
 
 
 def look_for_default_bundle() -> tuple[Finding, Bundle | None]:
-    """Look at the default bundle if it has been made; nothing is made here."""
+    """Check the default bundle if it has been made; nothing is made here."""
     try:
         folder = find_default_bundle()
     except CommandError as error:
@@ -136,7 +136,7 @@ def _files(folder: Path) -> list[Path]:
 
 
 def look_at_engine(bundle: Bundle, engine: str | None, threads: int) -> tuple[Finding, float]:
-    """Also the seconds of one drafting step."""
+    """Check the engine; also return the seconds of one drafting step."""
     try:
         began = time.perf_counter()
         if not bundle.manifest.has_drafter:
@@ -164,7 +164,7 @@ def look_at_engine(bundle: Bundle, engine: str | None, threads: int) -> tuple[Fi
 
 
 def look_at_understudy(bundle: Bundle, threads: int) -> tuple[Finding, float]:
-    """The understudy that drafts in a bundle without a drafter; also the seconds of a token."""
+    """Check the understudy that drafts in a bundle without a drafter; also return the seconds of a token."""
     understudy, prompt = understudy_of(bundle, threads), bundle.render_chat([{"role": "user", "content": "Hello"}])
     began = time.perf_counter()
     try:
@@ -181,7 +181,7 @@ def look_at_understudy(bundle: Bundle, threads: int) -> tuple[Finding, float]:
 
 
 async def look_at_address(server: str, ca_file: Path | None) -> Finding:
-    """Name, port and certificate."""
+    """Check name, port and certificate."""
     try:
         parts = address_of(server)
     except LinkRefused as error:
@@ -234,7 +234,7 @@ async def look_at_address(server: str, ca_file: Path | None) -> Finding:
 async def look_at_verifier(
     pair: Pair, server: str, token: str | None, ca_file: Path | None, step: float
 ) -> list[Finding]:
-    """The handshake, round trips, and which mode they speak for."""
+    """Check the handshake and round trips, and report which mode they favour."""
     events: asyncio.Queue[LinkEvent] = asyncio.Queue()
     hello = Hello(PROTOCOL_VERSION, pair.target_hash, pair.drafter_hash, "outrider-doctor")
     try:
@@ -275,14 +275,14 @@ async def look_at_verifier(
 
 
 async def _others(server: str, hello: Hello, token: str | None, ca_file: Path | None) -> str:
-    """Dial a few times more, as an answer begun there would: why somebody at this address refused it; ""."""
+    """Dial a few more times, as an answer begun there would; return why a replica refused it, or ""."""
     for _ in range(DIALS):
         events: asyncio.Queue[LinkEvent] = asyncio.Queue()
         task = asyncio.create_task(Link(server, hello, events.put_nowait, token, ca_file).run())
         try:
             event = await asyncio.wait_for(events.get(), LOOK_SECONDS)
         except TimeoutError:
-            return ""  # slowness is reported elsewhere
+            return ""  # another check reports slowness
         finally:
             task.cancel()
         if isinstance(event, LinkDown) and event.refused:
@@ -291,12 +291,12 @@ async def _others(server: str, hello: Hello, token: str | None, ca_file: Path | 
 
 
 async def _plain_text_to_tls(server: str) -> Finding | None:
-    """Return what to say where `server` is asked in plain text and its port speaks TLS."""
+    """Return a finding if `server` is addressed in plain text and its port uses TLS."""
     parts = urlsplit(verifier_url(server))
     if parts.scheme != "ws":
         return None
     context = ssl.create_default_context()
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # nothing is sent: who it is does not matter
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # nothing is sent: identity does not matter
     try:
         async with asyncio.timeout(LOOK_SECONDS):
             _, writer = await asyncio.open_connection(parts.hostname, parts.port or 80, ssl=context)
@@ -334,7 +334,7 @@ def _round_trips(rtts: list[float], pace: Pace) -> Finding:
 
 
 async def look_at_clock(server: str, ca_file: Path | None) -> Finding:
-    """This machine's clock against the Date header of the verifier's."""
+    """Compare this machine's clock with the Date header of the verifier's."""
     parts = urlsplit(verifier_url(server))
     scheme = "https" if parts.scheme == "wss" else "http"
 
@@ -383,7 +383,7 @@ async def examine(
     threads: int = 0,
     tell: Callable[[Finding], None] = lambda finding: None,
 ) -> list[Finding]:
-    """Every look that still makes sense after those before it; `tell` hears of each as it is done.
+    """Run every check that makes sense after those before it; call `tell` with each finding.
 
     folder: of a bundle; None: the default one, if it has been made.
     """
@@ -426,7 +426,7 @@ def show(findings: list[Finding], console: Console) -> None:
     marks = {"good": "[green]ok[/]", "warning": "[yellow]look[/]", "bad": "[red]fails[/]"}
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     for finding in findings:
-        table.add_row(marks[finding.level], finding.name, Text(printable(finding.text)))  # it may be a verifier's own
+        table.add_row(marks[finding.level], finding.name, Text(printable(finding.text)))  # it may come from a verifier
         if finding.advice:
             style = "bold" if finding.level == "bad" else "dim"
             table.add_row("", "", Text(f"-> {printable(finding.advice)}"), style=style)

@@ -1,4 +1,4 @@
-"""`outrider generate`: one prompt, one answer, an exit status that says whether it was verified."""
+"""`outrider generate`: one prompt, one answer, and an exit status that tells whether it was verified."""
 
 from __future__ import annotations
 
@@ -19,14 +19,16 @@ from outrider.cli.terminal import Output, show_answer, summary
 from outrider_core.drafting.bundle import Bundle
 from outrider_core.protocol.ending import COMPLETE, FinishReason
 
-#: exit status where a server was given and did not verify all of the answer; and where it refused the answer
+#: exit status if a server was given and did not verify all of the answer; and if it refused the answer
 UNVERIFIED, REFUSED = 3, 4
 OFFLINE = "offline: all text below was written on this device and is unverified"
 
 
 def prompt_of(parts: Sequence[str]) -> str:
-    """The question; what standard input holds stands in paragraphs of its own. It is read only where "-" asks for it: a
-    loop around this command may want it, and an open pipe would never end."""
+    """Return the question; standard input is inserted as a separate paragraph for "-".
+
+    It is not read otherwise: a loop around this command may use it, and an open pipe would never end.
+    """
     if "-" not in parts:
         return " ".join(parts)
     place = parts.index("-")
@@ -35,7 +37,7 @@ def prompt_of(parts: Sequence[str]) -> str:
 
 
 def described(event: Event, unfinished: FinishReason | None) -> dict[str, Any]:
-    """An answer as --json prints it. unfinished: why it has no end of its own; None: Ctrl-C."""
+    """Return an answer in the form of --json. unfinished: why it has no end of its own; None: Ctrl-C."""
     answer: dict[str, Any] = {"text": event.verified + event.provisional, "verified_text": event.verified}
     if not isinstance(event, Finished):
         return {**answer, "reason": unfinished or FinishReason.CANCELLED}
@@ -45,7 +47,7 @@ def described(event: Event, unfinished: FinishReason | None) -> dict[str, Any]:
 
 
 async def generate(options: GenerateOptions, bundle: Bundle, server: str | LinkMaker | None) -> int:
-    """Returns the exit status."""
+    """Answer one prompt. Returns the exit status."""
     prompt = prompt_of(options.prompt)
     if not prompt.strip():
         raise CommandError("the prompt is empty; write it after the options, or write - and send it on standard input")

@@ -17,7 +17,7 @@ from outrider_core.chat.messages import as_templates_take
 
 try:
     import fcntl
-except ImportError:  # Windows, where a file that is open is locked by itself
+except ImportError:  # Windows, where an open file is locked by itself
     fcntl = None  # type: ignore[assignment]
 
 #: seconds between two records of an answer
@@ -25,7 +25,7 @@ JOURNAL_SECONDS = 0.3
 
 
 class Journal:
-    """A conversation and the answer on its way. path None: nowhere. tell: hears once of a file that fails."""
+    """A conversation and the answer in progress. path None: nowhere. tell: called once if the file fails."""
 
     def __init__(self, path: Path | None, tell: Callable[[str], None]) -> None:
         self._path, self._tell = path, tell
@@ -34,14 +34,14 @@ class Journal:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Let no other process use the journal meanwhile. Raises ValueError where one does."""
+        """Keep other processes from using the journal. Raises ValueError if one does."""
         if self._path is None or fcntl is None:
             yield
             return
         beside = self._path.with_name(f".{self._path.name}.lock")  # the journal itself is replaced at every write
         try:
             lock = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        except OSError:  # nor can the journal be written there; saving reports that
+        except OSError:  # the journal cannot be written either; saving reports that
             yield
             return
         try:
@@ -49,7 +49,7 @@ class Journal:
         except BlockingIOError:
             os.close(lock)
             raise ValueError(f"another chat is using {self._path}; end that one, or give another file") from None
-        except OSError:  # a file system that has no locks
+        except OSError:  # a file system without locks
             os.close(lock)
             yield
             return
@@ -59,7 +59,10 @@ class Journal:
             os.close(lock)
 
     def load(self) -> tuple[list[dict[str, str]], dict[str, Any] | None]:
-        """(messages, record of an unfinished answer or None). Raises ValueError on a file that is not a journal."""
+        """Return (messages, record of an unfinished answer or None).
+
+        Raises ValueError on a file that is not a journal.
+        """
         if self._path is None:
             return [], None
         try:
@@ -79,16 +82,16 @@ class Journal:
 
     @property
     def due(self) -> bool:
-        """Return whether an answer on its way should be saved again."""
+        """Return whether an answer in progress should be saved again."""
         return self._path is not None and time.monotonic() >= self._written + JOURNAL_SECONDS
 
     def keep(self, messages: list[dict[str, str]], record: dict[str, Any] | None) -> None:
-        """Save an answer on its way, if that is due, in another thread: a disk may take seconds for it."""
+        """Save an answer in progress, if that is due, in another thread: a disk may take seconds for it."""
         if self.due and (self._writing is None or self._writing.done()):
             self._writing = asyncio.get_running_loop().run_in_executor(None, self.save, list(messages), record)
 
     async def finish(self, messages: list[dict[str, str]]) -> None:
-        """Save a chat without an answer on its way, behind what is being saved."""
+        """Save a chat without an answer in progress, after any save that is running."""
         if self._writing:
             await asyncio.wait([self._writing])
         await asyncio.to_thread(self.save, list(messages), None)
@@ -105,7 +108,7 @@ class Journal:
             raise ValueError(f"cannot write {self._path}: {error.strerror}") from None
 
     def save(self, messages: list[dict[str, str]], record: dict[str, Any] | None) -> None:
-        """Replace the file in one step. A chat is worth more than its journal: where that fails, it goes on."""
+        """Replace the file in one step. If that fails, the chat continues without it."""
         if self._path is None:
             return
         self._written = time.monotonic()
@@ -120,8 +123,8 @@ class Journal:
 
 
 def _replace(path: Path, messages: list[dict[str, str]], record: dict[str, Any] | None) -> None:
-    """Write `path` anew, readable by its owner alone, in one step. Raises OSError, and leaves what stood there."""
-    # a name that cannot be guessed and a file that is made here: in a shared folder others may have put a link there
+    """Write `path` anew, readable by its owner alone, in one step. Raises OSError, and leaves the old file."""
+    # an unpredictable name and a new file: in a shared folder others may have put a link there
     handle, aside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
@@ -130,6 +133,6 @@ def _replace(path: Path, messages: list[dict[str, str]], record: dict[str, Any] 
             os.fsync(handle)  # a file that is renamed before it is written may be empty after a power cut
         os.replace(aside, path)
     except BaseException:
-        with suppress(FileNotFoundError):  # an interrupt right behind the rename
+        with suppress(FileNotFoundError):  # an interrupt right after the rename
             os.unlink(aside)
         raise

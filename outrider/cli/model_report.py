@@ -1,4 +1,4 @@
-"""`outrider doctor --model`: what a model's files are, which engine serves them, and what they lack.
+"""`outrider doctor --model`: describe a model's files, which engine serves them, and what they lack.
 
 It loads no weights.
 """
@@ -23,7 +23,7 @@ from outrider_core.targets.source import TargetError, TargetSource, chat_tokeniz
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """formats: numbers of weights by how they are stored. ends: ids by text, of the tokens that end answers.
+    """formats: numbers of weights by storage format. ends: ids by text, of the tokens that end answers.
 
     fault: why a conversation cannot be written, "" if one can.
     """
@@ -36,7 +36,7 @@ class ModelFacts:
 
 
 def look_at_model(name: str) -> list[Finding]:
-    """Return what can be said of the target that a command names so."""
+    """Return findings about a target, named as in other commands."""
     try:
         source = TargetSource.resolve(name)
         if source.prepared:
@@ -101,7 +101,7 @@ def _engines(config: TargetConfig, facts: ModelFacts, count: int) -> Finding:
 
 
 def _drafter(config: TargetConfig) -> Finding:
-    """Drafters of this installation whose shapes fit, and what does without one."""
+    """Report this installation's drafters whose shapes fit, or what works without one."""
     fitting = list[str]()
     for path in sorted(drafters_folder().glob("*/config.json")):
         with suppress(OSError, ValueError, TypeError, AttributeError):

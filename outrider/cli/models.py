@@ -1,4 +1,4 @@
-"""`outrider models`: what lies on this machine, its size and hash, and what removing it frees."""
+"""`outrider models`: list models on this machine with size and hash, and remove them."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ from outrider_core.targets.identity import converted_from
 from outrider_core.targets.source import ALIASES, TargetError, TargetSource
 
 EXAMPLES = ("rm smollm2-135m-instruct", "rm b179c952 --yes", "--json")
-#: folders of the cache -> what a folder in there is called: model, hash, format version, bits
+#: folders of the cache -> pattern of the names in them: model, hash, format version, bits
 CACHED = {
     "targets": re.compile(r"(?P<name>.+)"),
     "target-bundles": re.compile(r"(?P<name>.+)-(?P<hash>[0-9a-f]{16})-v\d+(-(?P<bits>\d+)bit)?"),
     FOLDER: re.compile(r"(?P<name>.+)-(?P<hash>[0-9a-f]{16})"),
 }
-#: what makes one of these writes into a folder beside it, which begins with a dot
+#: suffix of the temporary folder of a write, whose name begins with a dot
 UNFINISHED = re.compile(r"\.(?P<name>.+?)((\.[0-9a-f]{16})?\.(partial|old|removed))+|\.(?P<float>.+)-[0-9a-f]{8}")
 
 
 @dataclass(frozen=True)
 class Model:
-    """Files of one model. path: a file or a folder. lock: what their maker locks, None outside the cache."""
+    """Files of one model. path: a file or a folder. lock: the file that its maker locks, None outside the cache."""
 
     kind: str
     name: str
@@ -47,7 +47,7 @@ class Model:
     lock: Path | None = None
 
     def files(self) -> list[os.stat_result]:
-        """Stat results of its files, without those that vanish meanwhile."""
+        """Return stat results of its files, without those that vanish meanwhile."""
         paths = [os.path.join(folder, name) for folder, _, names in os.walk(self.path) for name in names]
         found = list[os.stat_result]()
         for path in paths or [str(self.path)]:
@@ -57,16 +57,16 @@ class Model:
 
     @property
     def bytes(self) -> int:
-        """Size of its files together."""
+        """Return the size of its files together."""
         return sum(each.st_size for each in self.files())
 
     def named(self, word: str) -> bool:
-        """Return whether a user may mean it by `word`: its model's name, its folder's, or the beginning of its hash."""
+        """Return whether `word` names it: its model's name, its folder's, or the beginning of its hash."""
         return word in (self.name, self.path.name) or (len(word) >= 4 and self.hash.startswith(word))
 
 
 def frees(models: Iterable[Model]) -> int:
-    """Bytes that removing all of `models` frees: those of files that have no further hard link elsewhere."""
+    """Return the bytes that removing all of `models` frees: files without a further hard link elsewhere."""
     links, inodes = Counter[tuple[int, int]](), dict[tuple[int, int], os.stat_result]()
     for model in models:
         for each in model.files():
@@ -76,7 +76,7 @@ def frees(models: Iterable[Model]) -> int:
 
 
 def installed() -> Iterator[Model]:
-    """Weights that came with packages, and drafters, which are removed otherwise."""
+    """Yield weights that came with packages, and drafters, which this command does not remove."""
     for alias in ALIASES:
         with suppress(TargetError):
             source = TargetSource.resolve(alias)
@@ -89,7 +89,7 @@ def installed() -> Iterator[Model]:
 
 
 def cached() -> Iterator[Model]:
-    """List what commands have made in the cache. Links to elsewhere are left out."""
+    """Yield models that commands have made in the cache. Links to elsewhere are left out."""
     cache = cache_dir()
     for place, pattern in CACHED.items():
         folder = cache / place
@@ -112,7 +112,7 @@ def cached() -> Iterator[Model]:
 
 
 def show(models: Sequence[Model], *, as_json: bool) -> None:
-    """Print a line for each, and what removing everything in the cache frees."""
+    """Print a line for each, and how much removing everything in the cache frees."""
     freed = [frees([model]) if model.lock else None for model in models]
     total = frees(model for model in models if model.lock)
     if as_json:
@@ -137,7 +137,7 @@ def _megabytes(size: int) -> str:
 
 
 def remove(words: Sequence[str], *, ask: bool) -> None:
-    """Remove from the cache what `words` name. Raises CommandError, and leaves what another process uses."""
+    """Remove the named models from the cache. Raises CommandError, and leaves models that another process uses."""
     models = list(cached())
     chosen = dict[Path, Model]()
     for word in words:
@@ -166,13 +166,13 @@ def remove(words: Sequence[str], *, ask: bool) -> None:
         _lock(chosen.values(), locks)
         for path in chosen:
             aside = path.with_name(f".{path.name.lstrip('.')}.{secrets.token_hex(8)}.removed")
-            path.rename(aside)  # in one step: what is half removed has no name that anything opens
+            path.rename(aside)  # in one step: a half removed folder has no name that is opened
             shutil.rmtree(aside)
     print(f"freed {size}")
 
 
 def _lock(models: Iterable[Model], locks: ExitStack) -> None:
-    """Keep makers and users away while `locks` is open. Raises CommandError if there are any, or nothing to lock."""
+    """Lock out makers and users while `locks` is open. Raises CommandError if there are any, or nothing to lock."""
     paths = {path: model for model in models for path in (model.lock, model.path) if path}
     for path, model in paths.items():
         try:
@@ -200,7 +200,7 @@ def main(argv: Sequence[str]) -> int:
     options = parser.parse_intermixed_args(argv)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a folder's name may have letters that the terminal has not
+            stream.reconfigure(errors="replace")  # a folder's name may have letters that the terminal lacks
     if bool(options.action) != bool(options.which):
         parser.error("rm takes names or hashes")
     try:

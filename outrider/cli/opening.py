@@ -1,4 +1,4 @@
-"""From options to what they name: the verifier, in this process or elsewhere, and the runtime that uses it."""
+"""Open the verifier that options name, in this process or elsewhere."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from outrider_core.drafting.bundle import Bundle
 
 
 class CommandError(RuntimeError):
-    """The command cannot run as it was asked to. One line that says what to do."""
+    """The command cannot run as requested. One line that says what to do."""
 
 
 def open_server(options: WritingOptions, bundle: Bundle) -> AbstractContextManager[str | LinkMaker | None]:
-    """Return what --server or --local names; entered, it answers. Raises CommandError."""
+    """Return the verifier of --server or --local, as a context. Raises CommandError."""
     if not options.in_process:
         return nullcontext(options.server)
     try:

@@ -1,4 +1,4 @@
-"""The options of the device's commands, each declared once: `outrider.cli.arguments` makes flags and help of them."""
+"""The options of the device's commands, each declared once: `outrider.cli.arguments` derives flags and help."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ T = TypeVar("T")
 
 
 class Flag(NamedTuple):
-    """How a field is given. read: argparse's type; with choices or a bool it needs none. env: variable that stands in
-    for the flag. exclusive: at most one of these flags is given."""
+    """Describes a field's flag. read: argparse's type; with choices or a bool it needs none.
+
+    env: variable that replaces the flag. exclusive: at most one of these flags is given.
+    """
 
     text: str
     metavar: str | None = None
@@ -111,12 +113,12 @@ class WritingOptions(DeviceOptions):
 
     @property
     def in_process(self) -> bool:
-        """Return whether the full model runs in this process: for --local, and where nothing says where it is."""
+        """Return whether the full model runs in this process: for --local, or if nothing names another place."""
         nothing = self.bundle is None and self.server is None and self.policy != "device-only"
         return self.local or nothing
 
     def runtime(self, lookup: bool = True) -> RuntimeOptions:
-        """The options of the runtime that writes."""
+        """Return the options of the runtime."""
         policy = Policy(self.policy, self.on_return, self.offline, understudy=self.understudy)
         return RuntimeOptions(
             policy=policy, threads=self.threads, lookup=lookup, token=self.token, ca_file=self.ca_file
@@ -135,7 +137,7 @@ class SamplingOptions:
     seed: int | None = _flag(None, "same seed, same text; default: random", read=int)
 
     def answer(self, stop: Sequence[str] = ()) -> AnswerKeywords:
-        """Keywords of `EdgeRuntime.generate`."""
+        """Return keywords of `EdgeRuntime.generate`."""
         return AnswerKeywords(
             max_new_tokens=self.max_tokens,
             temperature=self.temperature,

@@ -1,4 +1,4 @@
-"""Standard input: lines that somebody types while an event loop runs, Ctrl-C, and all of it at once."""
+"""Standard input: lines typed while an event loop runs, Ctrl-C, and reading all of it at once."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ try:
 except ImportError:  # Windows, where the terminal edits lines by itself
     readline = None  # type: ignore[assignment]
 
-#: lines that are kept for the next start
+#: lines kept for the next start
 HISTORY_LINES = 1000
 
 
@@ -33,7 +33,7 @@ class Interrupted(Exception):
 
 @contextlib.contextmanager
 def interrupts() -> Iterator[asyncio.Event]:
-    """An event that Ctrl-C sets while the context is open."""
+    """Yield an event that Ctrl-C sets while the context is open."""
     event, loop = asyncio.Event(), asyncio.get_running_loop()
     with contextlib.suppress(NotImplementedError):
         loop.add_signal_handler(signal.SIGINT, event.set)
@@ -57,11 +57,11 @@ class Keyboard:
         self._reading = False
         self._on_terminal = all(stream and stream.isatty() for stream in (sys.stdin, sys.stdout))
         if isinstance(sys.stdin, TextIOWrapper):
-            sys.stdin.reconfigure(errors="replace")  # bytes that are not its encoding's do not end a chat
+            sys.stdin.reconfigure(errors="replace")  # invalid bytes do not end a chat
         self._history = _open_history() if self._on_terminal else None
 
     def run(self, work: Callable[[Keyboard], Coroutine[Any, Any, int]]) -> int:
-        """Run `work` on an event loop in another thread, and return its result. To be called in the main thread."""
+        """Run `work` on an event loop in another thread, and return its result. Call it in the main thread."""
         result: Future[int] = Future()
 
         async def begin() -> int:
@@ -108,7 +108,7 @@ class Keyboard:
             self._reading = False
         except KeyboardInterrupt:
             settle = partial(line.set_exception, Interrupted())
-        except (EOFError, OSError):  # a terminal that has gone is the end of input
+        except (EOFError, OSError):  # a lost terminal counts as the end of input
             settle = partial(line.set_exception, EOFError())
         self._reading = False
         assert self._loop
@@ -131,10 +131,10 @@ class Keyboard:
 
 
 def _open_history() -> Callable[[str], None] | None:
-    """Load the lines of earlier starts; returns what keeps one more. They lie in the cache, for this user alone."""
+    """Load the lines of earlier starts; return a function that adds one. They are in the cache, for this user alone."""
     if readline is None or os.environ.get("OUTRIDER_NOHISTORY"):
         return None
-    with contextlib.suppress(OSError):  # a home that cannot be written: lines of this start alone come back
+    with contextlib.suppress(OSError):  # an unwritable home: only lines of this start are remembered
         path = cache_dir() / "history"
         path.parent.mkdir(parents=True, exist_ok=True)
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o600))
@@ -154,11 +154,11 @@ def _open_history() -> Callable[[str], None] | None:
 
 
 def _read_input(size: int) -> bytes:
-    """Bytes of standard input, b"" at its end, or where it was closed before this program began."""
+    """Read bytes of standard input; b"" at its end, or if it was closed before this program began."""
     return os.read(sys.stdin.fileno(), size) if sys.stdin else b""
 
 
 def whole_input() -> str:
-    """All of standard input as text; bytes that are not its encoding's are replaced."""
+    """Return all of standard input as text; invalid bytes are replaced."""
     data = b"".join(iter(lambda: _read_input(1 << 16), b""))
     return data.decode(sys.stdin.encoding if sys.stdin else "utf-8", errors="replace")

@@ -1,4 +1,4 @@
-"""Says in time that the server cannot be reached, and why."""
+"""Tell the user in time that the server is unreachable, and why."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from edge_runtime.runtime import EdgeRuntime
 
-#: seconds without a first connection after which the reason is said
+#: seconds without a first connection after which the reason is shown
 NOTICE_SECONDS = 3.0
 LOOK_SECONDS = 0.1
 
@@ -35,7 +35,7 @@ class Reach:
 
     @property
     def advice(self) -> str:
-        """Address, reason and what to do, in one line."""
+        """Return address, reason and what to do, in one line."""
         reason = self._runtime.link_error or "it does not answer"
         return f"no verdict from {self._server}: {reason}; run: outrider doctor --server {self._server}"
 
@@ -45,13 +45,13 @@ class Reach:
         return f"an answer that cannot go on without it waits {seconds:g} s at most{self._hint}"
 
     async def watch(self, stopped: asyncio.Event) -> None:
-        """While an answer is on its way: say once what is wrong, and set `stopped` where it is given up."""
+        """During an answer, report once what is wrong, and set `stopped` if the answer should end."""
         self.gave_up = False
         link, since = self._runtime.link, time.monotonic()
         while self._server is not None and link is not None:
             now = time.monotonic()
             if link.welcome:
-                since, self._told = now, True  # from here on the answer's state shows how the link is
+                since, self._told = now, True  # from here on the answer's state shows the link's
             if not self._told and (now - since >= NOTICE_SECONDS or self._runtime.link_refused):
                 self._told = True
                 self._tell(self.advice if self._runtime.link_refused else f"{self.advice}; {self._patience}")

@@ -1,10 +1,10 @@
 """`outrider serve`: an OpenAI-style endpoint on this device, so that apps use the runtime by changing one URL.
 
-Requests are answered one at a time. Content is verified text; what the device wrote offline travels in the extension
-field `outrider` = {"state", "provisional"} of a chunk. If an answer ends without the verifier it becomes content
-(`unverified="end"`), marked {"unverified": true}. What the verifier refuses for good is refused here with its reason;
-an unfinished answer that timed out waiting for it is an error too. Pages are refused unless their Origin is allowed;
-those that are get what browsers ask for (CORS).
+Requests are answered one at a time. Content is verified text; offline text is sent in the extension field `outrider` =
+{"state", "provisional"} of a chunk. If an answer ends without the verifier, that text becomes content
+(`unverified="end"`), marked {"unverified": true}. A permanent refusal of the verifier is refused here with its reason;
+an unfinished answer that timed out waiting for it is an error too. Web pages are refused unless their Origin is
+allowed; allowed ones get the CORS headers that browsers need.
 """
 
 from __future__ import annotations
@@ -47,33 +47,33 @@ from outrider_core.protocol.ending import COMPLETE, FinishReason
 from outrider_core.serving import PageRules, bearer
 from outrider_core.tracing import Traced
 
-#: requests that may wait behind the one being answered
+#: most requests that wait behind the one being answered
 MOST_WAITING = 8
 RETRY_SECONDS = 2
-#: seconds that an answer which cannot go on waits for the verifier while another request waits for its turn
+#: seconds that an answer waits for the verifier once offline writing has stopped, while another request waits
 STALLED_SECONDS = 10.0
-#: sockets that may be open; where there are more, the one that has asked nothing for longest is cut
+#: most open sockets; beyond that, the one idle for longest is cut
 MOST_SOCKETS = 64
 #: seconds that a socket may take to the end of its next request's headers
 HEAD_SECONDS = 30.0
-#: seconds for which a client may read nothing; answers are written meanwhile, and the next one's turn comes
+#: seconds that a client may read nothing; answers are written meanwhile, and the next one's turn comes
 READ_SECONDS = 30.0
-#: seconds that the answer under way may take after a signal
+#: seconds that the answer in progress may take after a signal
 SHUTDOWN_SECONDS = 20.0
-#: and those in which clients then read why there is no more
+#: and further seconds for clients to read why there is no more
 LAST_SECONDS = 1.0
 
 Unverified = Literal["end", "never"]
 
 
 class Endpoint:
-    """The app of one runtime, which must have been entered, and its sockets. `app` is what to serve.
+    """The app of one entered runtime, and its sockets. Any ASGI server can serve `app`.
 
     Args:
-        unverified: What becomes of text that no verifier has seen when the answer ends.
+        unverified: Treatment of unverified text when the answer ends.
         origins: Of web pages that may use the endpoint.
         key: The Bearer token that requests must carry; "": none.
-        aliases: Further names under which the model may be asked, such as one that an app has built in.
+        aliases: Further model names that are accepted, such as one built into an app.
     """
 
     def __init__(
@@ -92,12 +92,12 @@ class Endpoint:
         self.leaving = False
         self.turn, self.waiting = asyncio.Lock(), 0
         self.completions = set[DeviceCompletion]()
-        self.worker = ThreadPoolExecutor(1, "tokenizer")  # a long conversation would hold up the event loop
+        self.worker = ThreadPoolExecutor(1, "tokenizer")  # a long conversation would block the event loop
         self.request_seconds, self.unread_seconds = HEAD_SECONDS, READ_SECONDS
         self.app = Traced(api_app([*probe_routes(self._healthz, self._readyz), *api_routes(self)], list(origins)))
 
     async def drain(self, seconds: float) -> None:
-        """Begin nothing more, let the answer under way end for at most `seconds`, refuse the rest."""
+        """Begin nothing more, let the answer in progress end for at most `seconds`, refuse the rest."""
         self.leaving = True
         for completion in [*self.completions]:
             completion.refuse_unless_begun()
@@ -137,9 +137,9 @@ class Endpoint:
         return DeviceCompletion(self)
 
     def enter(self, protocol: HttpProtocol) -> bool:
-        """See SocketBounds. A socket too many cuts the one that has asked nothing for longest."""
+        """See SocketBounds. A socket too many cuts the one idle for longest."""
         sockets = [one for one in protocol.connections if isinstance(one, HttpProtocol)]
-        there = [one for one in sockets if not one.transport.is_closing()]  # one that is cut stays listed for a while
+        there = [one for one in sockets if not one.transport.is_closing()]  # a cut socket stays listed for a while
         if len(there) > MOST_SOCKETS:
             min((one for one in there if one.idle), key=lambda one: one.since).transport.abort()
         return True
@@ -161,7 +161,7 @@ class DeviceCompletion:
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint, self._runtime = endpoint, endpoint.runtime
         self._manifest = endpoint.runtime.bundle.manifest
-        #: parts of the answer as they are written; None at its end, or an exception in its place
+        #: parts of the answer as they are written; None at its end, or an exception instead
         self._parts = asyncio.Queue[Delta | Ending | Exception | None]()
         self._begun = False
         endpoint.completions.add(self)
@@ -219,12 +219,12 @@ class DeviceCompletion:
         self._endpoint.completions.discard(self)
 
     def refuse_unless_begun(self) -> None:
-        """Answer that the endpoint ends, where the answer has not had its turn."""
+        """Answer that the endpoint is shutting down, if the answer has not begun."""
         if not self._begun:
             self.refuse()
 
     def refuse(self) -> None:
-        """Answer that the endpoint ends, in place of the rest."""
+        """Answer that the endpoint is shutting down, instead of the rest."""
         self._parts.put_nowait(_leaving())
 
     async def _write(self) -> None:
@@ -247,7 +247,7 @@ class DeviceCompletion:
             self._endpoint.waiting -= 1
 
     def _fit(self, asked: ApiRequest) -> FittedMessages:
-        """Runs in the tokenizer's thread."""
+        """Fit the conversation. Runs in the tokenizer's thread."""
         if asked.conversation is None:
             return FittedMessages([], [], self._plain_prompt(asked.plain_prompt))
         tools = asked.tool_use.prompt if asked.tool_use else ()
@@ -261,7 +261,7 @@ class DeviceCompletion:
             raise ApiError(400, text, "messages") from None
 
     def _plain_prompt(self, prompt: str | list[int]) -> list[int]:
-        """Token ids of a prompt that no chat template writes. Raises ApiError where it does not fit."""
+        """Return token ids of a prompt without a chat template. Raises ApiError if it does not fit."""
         manifest = self._manifest
         ids = prompt if isinstance(prompt, list) else self._runtime.bundle.chat.encode_prompt(prompt)
         if len(ids) >= manifest.max_context:
@@ -273,7 +273,7 @@ class DeviceCompletion:
         return ids
 
     async def _choice(self, choice: int) -> AsyncIterator[Delta | Ending]:
-        """Verified text as it grows; the device's own beside it, in the extension field where that changes."""
+        """Yield verified text as it grows; offline text beside it, in the extension field when it changes."""
         asked, keeps_unverified = self._asked, self._endpoint.unverified == "end"
         limit = token_limit(asked, self._manifest.max_context - len(self._ids))
         sent, mark = "", {"state": "connecting", "provisional": "", "writer": Writer.TARGET}
@@ -306,7 +306,7 @@ class DeviceCompletion:
         yield self._ending(event, unverified=bool(text) or event.stats.adopted > 0)
 
     def _refused(self, why: str) -> ApiError:
-        """Refuse in the form of the verifier's own endpoint."""
+        """Refuse in the same form as the verifier's own endpoint."""
         code = "invalid_schema" if self._constraint else "verifier_refused"
         return ApiError(400, why, field_of(self._constraint), code)
 
@@ -328,7 +328,7 @@ def _leaving() -> ApiError:
 
 
 class DeviceServer(uvicorn.Server):
-    """uvicorn that gives answers under way SHUTDOWN_SECONDS at SIGINT, SIGTERM or SIGHUP; a second one ends at once."""
+    """uvicorn that gives answers SHUTDOWN_SECONDS at SIGINT, SIGTERM or SIGHUP; a second signal ends at once."""
 
     def __init__(self, endpoint: Endpoint, greeting: str) -> None:
         super().__init__(
@@ -353,15 +353,15 @@ class DeviceServer(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """See uvicorn, which leaves SIGHUP alone: the terminal is gone."""
+        """See uvicorn, which ignores SIGHUP: the terminal is gone."""
         with super().capture_signals():
             main = hasattr(signal, "SIGHUP") and threading.current_thread() is threading.main_thread()
-            if main and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # which is how nohup starts a command
+            if main and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup starts a command like that
                 signal.signal(signal.SIGHUP, self.handle_exit)
             yield
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """See uvicorn. Nothing is raised when it has ended, so that the runtime is closed."""
+        """See uvicorn. Nothing is raised at its end, so that the runtime is closed."""
         if self._endpoint.leaving:
             os._exit(128 + sig)
         self._endpoint.leaving = True

@@ -1,6 +1,6 @@
-"""Answers in a terminal: what is verified, provisional and taken back, and how the link is, at a glance.
+"""Answers in a terminal: show verified, provisional and rolled-back text, and the state of the link.
 
-Where the output is not a terminal, the answer's text alone is written, as it is verified.
+If the output is not a terminal, only the answer's text is written, as it is verified.
 """
 
 from __future__ import annotations
@@ -29,34 +29,34 @@ STATES = {
     "waiting": ("○", "waiting", "red"),
     "connecting": ("○", "connecting", "dim"),
 }
-#: seconds that text which was taken back stays on the screen, struck through
+#: seconds that rolled-back text stays on the screen, struck through
 GHOST_SECONDS = 1.5
 REFRESH_SECONDS = 1 / 12
-#: characters that could move the cursor or worse, to nothing
+#: removes characters that could move the cursor or worse
 CONTROL = dict.fromkeys({*range(0x20), *range(0x7F, 0xA0)} - {ord("\n"), ord("\t")})
 
 
 @dataclass(frozen=True)
 class Output:
-    """answer: where the text goes, None: nowhere; notices: where figures and everything else go."""
+    """answer: console of the text, None: nowhere; notices: console of figures and everything else."""
 
     answer: Console | None
     notices: Console
 
     @classmethod
     def standard(cls, *, json: bool = False) -> Output:
-        """The answer on stdout, the rest on stderr. json: stdout is kept free; a terminal on stderr shows it."""
+        """Return the answer on stdout, the rest on stderr. json: stdout is kept free; a terminal on stderr shows it."""
         notices = Console(stderr=True)
         if json:
             return cls(notices if notices.is_terminal else None, notices)
         return cls(Console(), notices)
 
     def note(self, text: str) -> None:
-        """A figure or a remark between two answers."""
+        """Print a figure or a remark between two answers."""
         self.notices.print(text, style="dim", highlight=False, markup=False, soft_wrap=True)
 
     def tell(self, text: str) -> None:
-        """A notice. Not through `notices`: while an answer is drawn, rich puts what is printed above it."""
+        """Print a notice. Not through `notices`: while an answer is drawn, rich prints that above it."""
         print(printable(text), file=sys.stderr, flush=True)
 
 
@@ -66,11 +66,11 @@ class Screen:
     def __init__(self, runtime: EdgeRuntime, local: bool) -> None:
         self.runtime, self.local = runtime, local
         self.state, self.why, self.began = "connecting", "", time.monotonic()
-        self.writer = "drafter"  # where the device writes alone
+        self.writer = "drafter"  # if the device writes offline
         self.tokens = 0
         self.last = Event("", "")
         self._ghost, self._gone_at = "", 0.0
-        self._settled = 0  # characters of the verified text that are printed for good
+        self._settled = 0  # characters of the verified text that are printed permanently
 
     def show(self, event: Event) -> None:
         match event:
@@ -88,18 +88,18 @@ class Screen:
         self.last = event
 
     def settle(self, console: Console) -> list[Text]:
-        """Lines of the verified text that no later word can change; each is returned once, to be printed for good."""
+        """Return lines of the verified text that can no longer change; each is returned once, to be printed."""
         verified = printable(self.last.verified)
         *full, _ = Text(verified[self._settled :]).wrap(console, console.width)
         for line in full:
             end = self._settled + len(line.plain)
-            while verified[end] != "\n" and verified[end].isspace():  # dropped where the line was broken
+            while verified[end] != "\n" and verified[end].isspace():  # dropped at the line break
                 end += 1
             self._settled = end + (verified[end] == "\n")
         return full
 
     def rest(self) -> Text:
-        """Return what is not printed for good: verified text plain, provisional text yellow and underlined."""
+        """Return the text not yet printed permanently: verified plain, provisional yellow and underlined."""
         text = Text(printable(self.last.verified)[self._settled :])
         text.append(printable(self.last.provisional), style="yellow underline")
         return text
@@ -113,7 +113,7 @@ class Screen:
         yield self.status()
 
     def status(self) -> Text:
-        """Link, why it is down, round trip, mode and speed in one line."""
+        """Return link, why it is down, round trip, mode and speed in one line."""
         state = "catching up" if self.state == "verified" and self.last.provisional else self.state
         mark, words, style = STATES[state]
         if self.local and state == "verified":
@@ -131,7 +131,7 @@ class Screen:
 
 
 def printable(text: str) -> str:
-    """Text as a terminal takes it: spaces for tabs, and no control characters but line ends."""
+    """Make text printable: spaces for tabs, and no control characters but line ends."""
     return text.translate(CONTROL).expandtabs(4)
 
 
@@ -152,7 +152,7 @@ def summary(event: Finished) -> str:
 
 
 async def _until(stopped: asyncio.Event, events: AsyncIterator[Event]) -> AsyncIterator[Event]:
-    """The events until there are no more or `stopped` is set, however long the next one takes."""
+    """Yield events until there are no more or `stopped` is set, however long the next one takes."""
     stop = asyncio.create_task(stopped.wait())
     try:
         while True:
@@ -180,7 +180,7 @@ async def show_answer(
     local: bool = False,
     each: Callable[[Event], None] = lambda event: None,
 ) -> Finished | None:
-    """Show one answer; returns its last event, or None where `stopped` was set, by Ctrl-C or `reach`.
+    """Show one answer; return its last event, or None if Ctrl-C or `reach` set `stopped`.
 
     each: called with each event.
     """
@@ -203,7 +203,7 @@ async def show_answer(
 def _canvas(
     runtime: EdgeRuntime, console: Console | None, local: bool
 ) -> contextlib.AbstractAsyncContextManager[Callable[[Event], None]]:
-    """Return what draws events while it is entered."""
+    """Return a context that draws events."""
     if console is None:
         return contextlib.nullcontext(lambda event: None)
     return _drawn(Screen(runtime, local), console) if console.is_terminal else _written(console)
@@ -211,9 +211,9 @@ def _canvas(
 
 @contextlib.asynccontextmanager
 async def _drawn(screen: Screen, console: Console) -> AsyncIterator[Callable[[Event], None]]:
-    """On a terminal: the answer is drawn again as it changes, and its full lines stay behind.
+    """Draw the answer on a terminal as it changes; its full lines scroll up.
 
-    Drawn by the event loop alone: rich's own refresh thread and a line printed meanwhile disagree about the cursor.
+    Only the event loop draws: rich's own refresh thread conflicts with a line printed meanwhile.
     """
 
     def show(event: Event) -> None:
@@ -237,7 +237,7 @@ async def _drawn(screen: Screen, console: Console) -> AsyncIterator[Callable[[Ev
 
 @contextlib.asynccontextmanager
 async def _written(console: Console) -> AsyncIterator[Callable[[Event], None]]:
-    """In a pipe or a file: verified text as it comes, and at the end what remained unverified. Nothing is wrapped."""
+    """Write verified text to a pipe or a file as it comes, and unverified text at the end. Nothing is wrapped."""
     file, last = console.file, Event("", "")
 
     def show(event: Event) -> None:

@@ -1,4 +1,4 @@
-"""argparse types: values of flags, read and checked."""
+"""argparse types: parse and check values of flags."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def at_least(least: int) -> Callable[[str], int]:
-    """An argparse type: whole numbers from `least` on."""
+    """Return an argparse type: whole numbers from `least` on."""
 
     def read(text: str) -> int:
         try:
@@ -24,7 +24,7 @@ def at_least(least: int) -> Callable[[str], int]:
 
 
 def port(text: str) -> int:
-    """An argparse type: a TCP port; 0: any that is free."""
+    """Parse a TCP port; 0: any free one."""
     number = at_least(0)(text)
     if number > 65535:
         raise argparse.ArgumentTypeError(f"must be a port, at most 65535, not {text!r}")
@@ -32,7 +32,7 @@ def port(text: str) -> int:
 
 
 def seconds(text: str) -> float:
-    """An argparse type: a time above 0."""
+    """Parse a time above 0."""
     try:
         number = float(text)
     except ValueError:
@@ -43,7 +43,7 @@ def seconds(text: str) -> float:
 
 
 def file_to_write(text: str) -> Path:
-    """An argparse type: a file that exists or can be made."""
+    """Parse a file that exists or can be made."""
     path = Path(text)
     if path.is_dir():
         raise argparse.ArgumentTypeError(f"{path} is a folder; name a file")
