@@ -102,7 +102,7 @@ async def measure(options: argparse.Namespace, console: Console) -> dict[str, An
 
 
 def summarise(group: list[AnswerStats], drafter: bool = True) -> dict[str, Any]:
-    """drafter: its trees count; else the understudy's chains alone, as it reads the prompt first."""
+    """Summarise answers. drafter: count its trees; else only the understudy's chains, as it reads the prompt first."""
     tokens, rounds = sum(s.tokens for s in group), sum(s.rounds for s in group)
     drafted = rounds if drafter else sum(s.chains for s in group)
     accepted = sum(s.accepted if drafter else s.chained for s in group)

@@ -26,7 +26,7 @@ from outrider_core.protocol.wire import (
     pack_ids,
 )
 
-#: seconds without a message after which the verifier is taken to be gone
+#: seconds without a message after which the verifier counts as gone
 GIVE_UP = 60.0
 
 
@@ -52,9 +52,9 @@ class PlainAnswer:
 async def plain_decode(
     server: str, bundle: Bundle, prompts: list[list[int]], sampling: Sampling, max_new: int
 ) -> list[PlainAnswer]:
-    """Let the verifier at `server` answer each prompt (token ids) alone, one after the other.
+    """Let the verifier at `server` answer each prompt (token ids) by itself, one after the other.
 
-    Raises TimeoutError where it says nothing for `GIVE_UP` seconds.
+    Raises TimeoutError if it sends nothing for `GIVE_UP` seconds.
     """
     async with _dialled(server, bundle) as (link, events):
         eos = set(bundle.manifest.eos_ids)
@@ -73,10 +73,10 @@ async def call_per_token(
     token: str | None = None,
     ca_file: Path | None = None,
 ) -> PlainAnswer:
-    """Ask for every token apart, as a client does that neither drafts nor streams. Greedy.
+    """Request every token separately, like a client that neither drafts nor streams. Greedy.
 
-    A link that is lost, or silent for `silence` seconds, is dialled again, and what is missing is asked for. Raises
-    TimeoutError where nothing comes for that long and `GIVE_UP` seconds.
+    A link that is lost, or silent for `silence` seconds, is dialled again, and missing tokens are requested. Raises
+    TimeoutError if nothing comes for that long and `GIVE_UP` seconds.
     """
     async with _dialled(server, bundle, token, ca_file) as (link, events):
         return await _one(link, events, 0, prompt, Sampling(), max_new, 1, set(bundle.manifest.eos_ids), silence)
@@ -86,7 +86,7 @@ async def call_per_token(
 async def _dialled(
     server: str, bundle: Bundle, token: str | None = None, ca_file: Path | None = None
 ) -> AsyncIterator[tuple[Link, asyncio.Queue[LinkEvent]]]:
-    """A link that is up, and its events from then on."""
+    """Yield a link that is up, and its events from then on."""
     manifest = bundle.manifest
     events: asyncio.Queue[LinkEvent] = asyncio.Queue()
     hello = Hello(PROTOCOL_VERSION, manifest.target_hash, manifest.drafter_hash, "outrider-baseline")
@@ -112,7 +112,7 @@ async def _one(
     eos: set[int],
     silence: float = GIVE_UP,
 ) -> PlainAnswer:
-    """at_once: tokens asked for in one call."""
+    """Request one answer. at_once: tokens requested in one call."""
     began, first, calls = time.monotonic(), 0.0, 0
     up, down = link.traffic.up, link.traffic.down
     tokens: list[int] = []
@@ -121,7 +121,7 @@ async def _one(
     def ask(afresh: bool) -> None:
         nonlocal calls
         text = prompt + tokens
-        if afresh:  # `have` is all there can be: no feature rows, please
+        if afresh:  # `have` claims all feature rows, so that none are sent
             link.send(Open(stream, session, calls, pack_ids(text), len(text) - 1, sampling))
         calls += 1
         link.send(Generate(stream, calls, len(text), min(at_once, max_new - len(tokens))))

@@ -1,4 +1,4 @@
-"""What the commands of benchmarks share: arguments, and how they end."""
+"""Arguments and endings that the benchmark commands share."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from outrider_core.models.folders import default_drafter
 from outrider_core.targets.source import DEFAULT_TARGET
 
 Figures = dict[str, Any]
-#: what bad input, missing files and machines that cannot do it raise: errors of ours are RuntimeErrors
+#: exceptions of bad input, missing files and unsuitable machines: our own errors are RuntimeErrors
 ERRORS = (RuntimeError, OSError, ValueError, KeyError)
-#: arguments that most benchmarks take, as argparse wants them; a command may give another default
+#: arguments that most benchmarks have, for argparse; a command may change the default
 COMMON: dict[str, dict[str, Any]] = {
     "prompts": {"type": Path, "nargs": "+", "metavar": "FILE", "help": "JSONL with `turns`, `prompt` or `question`"},
     "count": {"type": int, "help": "questions of each file, spread evenly over it; 0: all"},
@@ -43,9 +43,9 @@ VERIFIER_DTYPE: dict[str, Any] = {
 
 
 def common_arguments(parser: argparse.ArgumentParser, *names: str, **defaults: object) -> None:
-    """Add arguments of COMMON: `names` as they stand there, and those in `defaults` with a default of this command.
+    """Add arguments of COMMON: `names` unchanged, and those in `defaults` with another default.
 
-    A name in `names` that has no default there is required.
+    A name in `names` without a default is required.
     """
     for name in (*names, *defaults):
         options = COMMON[name] | ({"default": defaults[name]} if name in defaults else {})
@@ -55,8 +55,7 @@ def common_arguments(parser: argparse.ArgumentParser, *names: str, **defaults: o
 def conclude(measure: Callable[[], Figures], show: Callable[[Figures], None], path: Path, console: Console) -> int:
     """Measure, write the figures to `path` and show them. Returns the exit status.
 
-    The file also says where the figures come from, in its field `run`.
-    SIGTERM ends it as Ctrl-C does, so that no verifier is left behind.
+    The file's field `run` says how they were measured. SIGTERM ends it like Ctrl-C, so that no verifier is left behind.
     """
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:

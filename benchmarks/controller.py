@@ -74,7 +74,7 @@ PATIENCE = Patience(open=60.0, silence=1e9, offline=1e9)
 
 
 class Device:
-    """What a device keeps from answer to answer. arm: CHOSEN, or the one that is fixed."""
+    """State that a device keeps from answer to answer. arm: CHOSEN, or the fixed one."""
 
     def __init__(self, arm: str) -> None:
         chain = arm.removeprefix("chain ") if arm.startswith("chain") else ""
@@ -89,7 +89,7 @@ class Device:
 
 
 class Simulation:
-    """One answer: the real session, and everything around it in virtual time."""
+    """An answer: the real session, and everything around it in virtual time."""
 
     def __init__(self, world: Scenario, number: int, device: Device) -> None:
         self.world, self.number, self.passage = world, number, world.passages[number]
@@ -149,7 +149,7 @@ class Simulation:
         return end if begin <= when < end else when
 
     def _trip(self, sent: float, last: float) -> float:
-        """When a message arrives that was sent behind one that arrives at `last`."""
+        """Return the arrival of a message that was sent after one that arrives at `last`."""
         profile, seconds = self.world.profile, self.link.trip()
         if self.rng.random() < profile.loss / 100:
             seconds += max(LEAST_RETRY, RETRY_TRIPS * profile.rtt / 1000)
@@ -313,7 +313,7 @@ def write(world: Scenario, arm: str) -> list[float]:
 
 
 def compare(recorded: Path | None, number: int) -> Figures:
-    """One scenario, by every arm."""
+    """Run one scenario with every arm."""
     world = scenario(number, recorded)
     seconds = {arm: write(world, arm) for arm in (CHOSEN, *arms(world))}
     tokens = sum(passage.length for passage in world.passages)

@@ -1,4 +1,4 @@
-"""Cores for the verifier and for the device beside it, as if each were on a machine of its own."""
+"""Separate cores for the verifier and for the device beside it, as if each were on a machine of its own."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Cores:
-    """Cores for the verifier and the device; empty: wherever the system puts them."""
+    """Cores for the verifier and the device; empty: the system decides."""
 
     verifier: frozenset[int] = frozenset()
     device: frozenset[int] = frozenset()
 
     @classmethod
     def halves(cls) -> Cores:
-        """Half of this process's cores each, where the system can tell and there are two."""
+        """Return half of this process's cores for each, if the system reports them and there are two."""
         cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
         half = len(cores) // 2
         return cls(frozenset(cores[:half]), frozenset(cores[half:])) if half else cls()
@@ -27,7 +27,7 @@ class Cores:
 
     @contextmanager
     def of(self, cores: frozenset[int]) -> Iterator[None]:
-        """Run threads and processes that are started within on `cores`."""
+        """Run threads and processes started in this context on `cores`."""
         before = os.sched_getaffinity(0) if cores else set()
         try:
             if cores:

@@ -54,7 +54,7 @@ BADGES = {
 
 
 def panel(question: str, event: Event | None, state: str, note: str, verified: Text | None = None) -> Panel:
-    """verified: that part of the answer, where it has colours of its own."""
+    """Draw an answer. verified: that part of the answer, if it has its own colours."""
     body = verified.copy() if verified else Text(event.verified if event else "")
     if event is not None:
         body.append(event.provisional, style="yellow underline")
@@ -87,7 +87,7 @@ async def ask(runtime: EdgeRuntime, question: str, console: Console) -> Finished
 
 
 async def decode_plainly(runtime: EdgeRuntime, plain: VerifierProcess, question: str, console: Console) -> PlainAnswer:
-    """The same question to the full model, one token a step. plain: a verifier that does not speculate."""
+    """Ask the full model the same question, one token a step. plain: a verifier that does not speculate."""
     prompts = [runtime.encode_prompt(question)]
     with console.status("the same question by plain decoding: the full model, one token at a time"):
         return (await plain_decode(plain.address, runtime.bundle, prompts, Sampling(), MAX_NEW))[0]
@@ -119,7 +119,7 @@ async def ask_with_cut(
     killed = restarted = resumed = 0.0
     rolled_back = kept = 0
     last: Event | None = None
-    draft = ""  # the most that stood there unverified
+    draft = ""  # the longest unverified text
     with live_panel(console) as live:
         async for event in runtime.generate(CUT_QUESTION, max_new_tokens=MAX_NEW):
             last = event

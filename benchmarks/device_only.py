@@ -1,11 +1,11 @@
-"""How fast the device writes by itself, with an understudy: token by token, and with the drafter's trees.
+"""Speed of a device that writes by itself, with an understudy: token by token, and with the drafter's trees.
 
     python -m benchmarks.device_only --prompts spec_bench.jsonl --count 12
     python -m benchmarks.device_only --prompts spec_bench.jsonl --bundle BUNDLE --temperature 0.7
 
-Rows: "plain" a token a step; "trees" the drafter's trees before every step; "as chosen" whichever is faster, as the
-runtime has measured. They take turns with every question, and the time counts from the prompt to the end. "as plain"
-says how many of the texts are those of the first row.
+Rows: "plain" a token a step; "trees" the drafter's trees before every step; "as chosen" whichever the runtime has
+measured to be faster. They take turns with every question, and the time counts from the prompt to the end. "as plain"
+is the number of texts equal to those of the first row.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from outrider_core.targets.bundle import open_target_bundle
 
 PLAIN = "plain"
 ROWS: dict[str, Mode | None] = {PLAIN: Mode.STREAM, "trees": Mode.TREE, "as chosen": None}
-#: of one answer: its tokens, and the seconds that it took
+#: of one answer: its tokens and seconds
 Answer = tuple[list[int], float]
 
 
 def answer(runtime: BlockingRuntime, prompt: list[int], options: argparse.Namespace) -> Answer:
-    runtime.forget()  # a question that is repeated is not drafted from its first answer
+    runtime.forget()  # so that a repeated question is not drafted from its first answer
     began = time.perf_counter()
     sampling = {"temperature": options.temperature, "seed": options.seed}
     *_, last = runtime.generate(prompt, max_new_tokens=options.max_new_tokens, **sampling)
@@ -100,7 +100,7 @@ def summarise(answers: Sequence[Answer], plain: Sequence[Answer], groups: Sequen
 
 
 def rate(answers: Sequence[Answer]) -> float:
-    """Tokens per second."""
+    """Return tokens per second."""
     return sum(len(tokens) for tokens, _ in answers) / sum(seconds for _, seconds in answers)
 
 

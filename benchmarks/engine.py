@@ -1,4 +1,4 @@
-"""The verifier's engine alone: what a step costs against nodes and sessions, and what that buys.
+"""The verifier's engine alone: the cost of a step by nodes and sessions, and the speed that results.
 
     python -m benchmarks.engine --dtype bfloat16                    all tables, default target
     python -m benchmarks.engine --only goals --repeats 15           the ratios alone
@@ -52,7 +52,7 @@ Figures = dict[str, Any]
 
 @dataclass
 class Bench:
-    """A verifier that is not started: steps are called here."""
+    """A verifier that is not started: this code calls the steps."""
 
     verifier: Verifier
     repeats: int
@@ -65,7 +65,7 @@ class Bench:
         return runner
 
     def median(self, *runs: Callable[[], object]) -> list[float]:
-        """Median seconds of each, taken in turns, so that a disturbance meets all of them."""
+        """Return the median seconds of each, taken in turns, so that a disturbance affects all of them."""
         times: list[list[float]] = [[] for _ in runs]
         for turn in range(self.repeats + 1):
             for index, run in enumerate(runs):
@@ -81,16 +81,16 @@ class Bench:
             torch.cuda.synchronize()
 
     def tree(self, nodes: int) -> TokenTree:
-        """A random tree: new nodes hang below the root or any node."""
+        """Return a random tree: new nodes hang below the root or any node."""
         parents = [self.rng.randrange(ROOT, node) if node else ROOT for node in range(nodes)]
         return TokenTree(tuple(range(100, 100 + nodes)), tuple(parents))
 
     def parts(self, sessions: int, nodes: int, past: int = CONTEXT) -> list[Part]:
-        """A verify of each session; their rows lie one behind the other in the pool."""
+        """Return a verify of each session; their rows follow one another in the pool."""
         return [Part(i * (past + 256), past, (5,), self.tree(nodes), True) for i in range(sessions)]
 
     def open(self, name: int, tokens: Sequence[int]) -> SessionRecord:
-        """A session whose rows are all there."""
+        """Return a session whose rows are all there."""
         store, engine = self.verifier.sessions, self.verifier.engine
         session_id = name.to_bytes(16, "little")
         request = Open(0, session_id, 0, pack_ids(list(tokens)), 0, Sampling())
@@ -122,12 +122,12 @@ class Floors:
         return 2 * self.weights * tokens / self.flops
 
     def step(self, tokens: int, context: int) -> float:
-        """Seconds that no step can undercut."""
+        """Return the least seconds that a step can take."""
         return max(self.memory(context), self.compute(tokens))
 
 
 def measure_floors(bench: Bench) -> Floors:
-    """Bandwidth of reading a buffer larger than any cache, and the rate of the target's widest layer on 512 tokens."""
+    """Measure the bandwidth of a buffer larger than any cache, and the target's widest layer on 512 tokens."""
     runner, model = bench.runner, bench.runner.model
     shape = model.config
     dtype, device = runner.store.dtype, runner.device
@@ -160,7 +160,7 @@ class Plain:
         self.forward(CONTEXT)
 
     def forward(self, tokens: int) -> None:
-        """So many tokens behind the context; all but the first call are undone."""
+        """Run `tokens` tokens after the context; undo all but the first call."""
         first = self._cache.get_seq_length() == 0
         ids = torch.full((1, tokens), 5, device=self._device)
         self.model(ids, cache=self._cache, use_cache=True, logits_to_keep=1 if first else 0)
@@ -170,7 +170,7 @@ class Plain:
 
 @torch.inference_mode()
 def measure_goals(bench: Bench, plain: Plain, floors: Floors) -> Figures:
-    """The ratios that tell whether trees and batches pay, and what the engine costs beyond the target itself."""
+    """Return ratios that tell whether trees and batches pay off, and the engine's cost beyond the target itself."""
     runner, engine = bench.runner, bench.verifier.engine
     one, tree = bench.parts(1, 0), bench.parts(1, 32)
     eight = bench.parts(8, 16)
@@ -215,7 +215,7 @@ def measure_goals(bench: Bench, plain: Plain, floors: Floors) -> Figures:
 
 @torch.inference_mode()
 def measure_steps(bench: Bench, floors: Floors) -> list[Figures]:
-    """Forward time for every tree size and number of sessions, beside the floors."""
+    """Return forward times for every tree size and number of sessions, beside the floors."""
     rows = []
     for sessions in SESSIONS:
         for nodes in NODES:
@@ -239,10 +239,10 @@ def measure_steps(bench: Bench, floors: Floors) -> list[Figures]:
 
 @torch.inference_mode()
 def measure_throughput(bench: Bench, plain: Any, counts: Sequence[int], console: Console) -> list[Figures]:
-    """Tokens per second of N sessions that are always ready: transformers' generate (model `plain`), STREAM, trees.
+    """Return tokens per second of N sessions that are always ready: transformers' generate (`plain`), STREAM, trees.
 
-    Trees hold the target's own continuation down to a random depth (mean 1.9 nodes) among wrong tokens; once with
-    TREE nodes and once with what the verifier's tree budget allows at that number of sessions.
+    Trees hold the target's own continuation down to a random depth (mean 1.9 nodes) among wrong tokens; once with TREE
+    nodes and once with the verifier's tree budget for that number of sessions.
     """
     costs = measure_costs(bench.runner, bench.verifier.engine.pool.rows, context=bench.verifier.max_context)
     rows = []
@@ -288,9 +288,9 @@ def measure_throughput(bench: Bench, plain: Any, counts: Sequence[int], console:
 def _decode(
     bench: Bench, prompts: list[list[int]], truths: list[list[int]] | None, nodes: int = 0
 ) -> tuple[Figures, list[list[int]]]:
-    """Decode ANSWER tokens for every prompt, token by token or with trees; also what was written, and more of it.
+    """Decode ANSWER tokens for every prompt, token by token or with trees; return the text and a little more of it.
 
-    Where a near-tie falls the other way in another batch, the text is put right again, so that trees stay as good.
+    If a near-tie differs in another batch, the text is corrected, so that trees stay as good.
     """
     engine, rng = bench.verifier.engine, random.Random(1)
     sessions = [bench.open(1000 + i, prompt) for i, prompt in enumerate(prompts)]
@@ -324,7 +324,7 @@ def _decode(
 
 
 def _draft(ahead: Sequence[int], rng: random.Random, nodes: int) -> TokenTree:
-    """So many nodes: what comes, to a depth of 0 to 6 (mean 1.9), and wrong tokens around it, in random places."""
+    """Return a tree of `nodes` nodes: the true continuation to a depth of 0 to 6 (mean 1.9), among wrong tokens."""
     depth = min(rng.choices(range(7), [30, 20, 16, 13, 10, 6, 5])[0], len(ahead))
     tokens: list[int] = []
     parents: list[int] = []
@@ -348,7 +348,7 @@ def describe_device(device: torch.device) -> str:
 
 
 def show(figures: Figures, console: Console) -> None:
-    """Tables of what was measured."""
+    """Print tables of the measurements."""
     for title, rows in figures.items():
         if isinstance(rows, dict):
             rows = [{"figure": key, "value": value} for key, value in rows.items()]

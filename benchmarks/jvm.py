@@ -54,7 +54,7 @@ WIDTH = 120
 
 
 def samples(*shape: int) -> Floats:
-    """Random-looking values, as Bench.kt has them."""
+    """Return random-looking values, the same as in Bench.kt."""
     index = np.arange(np.prod(shape), dtype=np.int64)
     return ((index * 7919 % 1024 - 512) / np.float32(256)).astype(np.float32).reshape(shape)
 
@@ -161,7 +161,7 @@ class Jvm:
 
 
 def sides(turns: list[tuple[Figures, Figures]], figure: Callable[[Figures], float]) -> Figures:
-    """Median and least of `figure` over the turns, in ms, of both, and their ratio."""
+    """Return median and least of `figure` over the turns, in ms, of both sides, and their ratio."""
     kotlin, python = ([figure(turn[side]) * 1e3 for turn in turns] for side in (0, 1))
     medians = statistics.median(kotlin), statistics.median(python)
     return {
@@ -215,7 +215,7 @@ def measure(options: argparse.Namespace) -> Figures:
 
 
 def memory(options: argparse.Namespace) -> Figures:
-    """MB of a JVM with a small heap: empty, with the bundle open, the engine loaded, and at most while drafting."""
+    """Measure a JVM with a small heap in MB: empty, with the bundle open, the engine loaded, and its drafting peak."""
     bundle = open_bundle(options.bundle)
     question = bundle.tokenizer.encode(TEXT).ids[:1100]
     with Jvm(bundle, options.engine, options.threads, "-Xmx64m", "-XX:+UseSerialGC", verify=True) as jvm:

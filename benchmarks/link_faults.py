@@ -1,4 +1,4 @@
-"""Random faults of the link in random answers: nothing may be lost, duplicated or other than the target's."""
+"""Random link faults in random answers: no text may be lost, duplicated or different from the target's."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class _Counts:
-    """Outcomes of all answers so far. stalls: seconds to the first token alone."""
+    """Outcomes of all answers so far. stalls: seconds to the first offline token."""
 
     faults: int = 0
     begun: int = 0
@@ -71,7 +71,7 @@ async def break_answers(bench: Bench) -> Figures:
 
 
 async def _break_one(bench: Bench, port: int, rng: random.Random, counts: _Counts) -> None:
-    """Faults in one answer over the next profile."""
+    """Cause faults in one answer over the next profile."""
     options = bench.options
     profile = PROFILES[options.profiles[counts.begun % len(options.profiles)]]
     number, counts.begun = rng.randrange(len(bench.prompts)), counts.begun + 1
@@ -109,7 +109,7 @@ async def _break_one(bench: Bench, port: int, rng: random.Random, counts: _Count
 
 
 def harmed(figures: Figures) -> int:
-    """Answers and screens that --cuts left other than the target's; these make the command fail."""
+    """Return how many answers and screens differ from the target's after --cuts; these make the command fail."""
     return int(figures.get("answers_that_differ", 0) + figures.get("screens_that_differ", 0))
 
 

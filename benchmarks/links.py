@@ -1,7 +1,7 @@
 """Network links in one process: a TCP proxy with delay, jitter, bandwidth, loss, outages, silence and resets.
 
-What TCP makes of a bad link is emulated, not packets: a lost packet delays all that follows by a retransmission, bytes
-never come out of order, and in an outage they wait until it is over. Chance is seeded.
+It emulates the effect of a bad link on TCP, not packets: a lost packet delays all that follows by a retransmission,
+bytes never come out of order, and in an outage they wait until it is over. Randomness is seeded.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 #: bytes of one packet, for loss
 PACKET = 1448
-#: bytes that may wait in one direction; then the sender is slowed down
+#: most bytes that may wait in one direction; then the sender is slowed down
 BUFFER = 1 << 18
 #: a lost packet is sent again after this many round trips, and never sooner than `LEAST_RETRY` seconds
 RETRY_TRIPS, LEAST_RETRY = 1.5, 0.2
@@ -41,7 +41,7 @@ class Profile:
 
 
 _4G = Profile("4g", 60, 20, 0.5, 20, 6)
-#: what phones and laptops meet
+#: typical links of phones and laptops
 PROFILES = {
     profile.name: profile
     for profile in (
@@ -60,11 +60,12 @@ PROFILES = {
 
 
 class LabLink:
-    """A link of this profile to a verifier, with its outages and its luck, and faults by hand.
+    """A link of this profile to a verifier, with outages, random delays, and manual faults.
 
-    `silent` (what is sent reaches nobody), `cut()` (every connection is reset), `delay` (seconds each way, on top of
-    the profile's). The profile's own outages come within `weather()`, and chance starts over with it: links of one seed
-    have the same luck in the same weather. dilation: the profile's time runs slower by this factor than the clock.
+    Manual faults: `silent` (nothing that is sent arrives), `cut()` (every connection is reset), `delay` (seconds each
+    way, on top of the profile's). The profile's own outages come within `weather()`, which restarts the random numbers:
+    links of one seed behave alike in the same weather. dilation: the profile's time runs slower by this factor than the
+    clock.
     """
 
     def __init__(self, profile: Profile | None, seed: int, delay: float, dilation: float) -> None:
@@ -76,20 +77,20 @@ class LabLink:
 
     @property
     def address(self) -> str:
-        """Address that the device dials."""
+        """The address that the device dials."""
         raise NotImplementedError
 
     def cut(self) -> None:
-        """Reset every connection; counted where there was one."""
+        """Reset every connection; counted if there was one."""
         raise NotImplementedError
 
     def strand(self) -> None:
-        """Drop everything sent over the connections that are open now, however long they stay open."""
+        """Drop everything sent over the present connections, however long they stay open."""
         raise NotImplementedError
 
     @contextlib.asynccontextmanager
     async def weather(self, phase: float = 0.5) -> AsyncIterator[None]:
-        """Within, the profile's outages come round, the first one after `phase` periods; it decides the luck too."""
+        """Run the profile's outages in this context, the first one after `phase` periods; it also seeds the delays."""
         self.rng.seed(f"{self._seed} {phase}")
         outages = asyncio.create_task(self._outages(phase))
         try:
@@ -115,9 +116,9 @@ class LabLink:
             await asyncio.sleep(dilation * (profile.period - profile.outage))
 
     def trip(self) -> float:
-        """Seconds that the next packet takes, one way, without losses."""
+        """Return the seconds of the next packet, one way, without losses."""
         profile, seconds = self.profile, self.profile.rtt / 2000
-        if profile.jitter:  # gamma distributed, and so is a round trip: a steep start and a long tail
+        if profile.jitter:  # gamma distributed, like real round trips: a steep start and a long tail
             spread = profile.jitter / 1000
             seconds = self.rng.gammavariate((profile.rtt / 1000 / spread) ** 2 / 2, spread**2 / (profile.rtt / 1000))
         return self.delay + self.dilation * seconds
@@ -126,8 +127,8 @@ class LabLink:
 class EmulatedLink(LabLink):
     """Listens on loopback and forwards to `upstream_port` over a link of this profile.
 
-    While it is `silent`, bytes are swallowed, and those that follow them in that direction even later; connections stay
-    open, and who dials waits, as TCP asks again. While it is `held`, as in an outage, bytes wait.
+    While it is `silent`, bytes are dropped, and later ones in that direction too; connections stay open, and new ones
+    wait, as TCP tries again. While it is `held`, as in an outage, bytes wait.
     """
 
     def __init__(
@@ -182,7 +183,7 @@ class EmulatedLink(LabLink):
                 pipe.abort()
 
     def arrival(self, packets: int, at: float) -> float:
-        """When a chunk of `packets` packets that leaves at `at` arrives."""
+        """Return when a chunk of `packets` packets that leaves at `at` arrives."""
         profile, late = self.profile, self.trip()
         if profile.loss:
             lost = sum(self.rng.random() < profile.loss / 100 for _ in range(packets))
@@ -191,20 +192,20 @@ class EmulatedLink(LabLink):
 
 
 class _Pipe:
-    """One direction of one connection."""
+    """A direction of one connection."""
 
     def __init__(
         self, link: EmulatedLink, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, up: bool
     ) -> None:
         self.link, self.reader, self.writer, self.up = link, reader, writer, up
-        self.dead = False  # its packets reach nobody any more
+        self.dead = False  # its packets no longer arrive
         self._chunks: deque[tuple[float, bytes]] = deque()
         self._waiting = 0
         self._news, self._room = asyncio.Event(), asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
 
     async def run(self) -> None:
-        """Until one end closes."""
+        """Forward until one end closes."""
         self._tasks = [asyncio.create_task(self._take()), asyncio.create_task(self._give())]
         with contextlib.suppress(OSError):
             await self._tasks[0]
@@ -221,7 +222,7 @@ class _Pipe:
         return self.dead
 
     async def _take(self) -> None:
-        """Read, and work out when it arrives; an empty chunk ends."""
+        """Read a chunk and compute its arrival; an empty chunk ends."""
         loop, link = asyncio.get_running_loop(), self.link
         megabits = link.profile.up if self.up else link.profile.down
         free = arrival = loop.time()

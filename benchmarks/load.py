@@ -61,17 +61,17 @@ DRAFTER = Path("drafters/smollm2-135m-instruct-moa")
 LOG = Path("build/load-verifier.log")
 #: answers recorded at once, and idle sockets opened at once
 TOGETHER = 8
-#: seconds of a phase that do not count, while its devices connect
+#: seconds at the start of a phase that do not count, while its devices connect
 WARM_UP = 1.0
-#: seconds the devices of a phase have for the round under way when it ends
+#: seconds for the devices of a phase to finish their round when it ends
 WIND_DOWN = 20.0
-#: seconds until memory has settled behind opening or closing idle sockets
+#: seconds until memory has settled after opening or closing idle sockets
 SETTLE = 2.0
 
 
 @dataclass
 class Stage:
-    """State shared by all phases. server: None where it was not started here; memory: None where its pid is unknown."""
+    """State shared by all phases. server: None if it was not started here; memory: None if its pid is unknown."""
 
     options: argparse.Namespace
     console: Console
@@ -82,13 +82,13 @@ class Stage:
     memory: Memory | None
 
     def check_server(self) -> None:
-        """Raises RuntimeError with the last line of its log if the verifier has ended."""
+        """Raise RuntimeError with the last line of its log if the verifier has ended."""
         if self.server is not None and self.server.process is not None and self.server.process.poll() is not None:
             self.server.is_ready()
 
 
 async def measure(options: argparse.Namespace, verifier_flags: list[str], console: Console) -> Figures:
-    """The whole run. Raises RuntimeError, ValueError, FAULTS or Refusal with one clear line."""
+    """Run all of it. Raises RuntimeError, ValueError, FAULTS or Refusal with one clear line."""
     whole = asyncio.current_task()
     assert whole is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, whole.cancel)  # clean up as for Ctrl-C
@@ -145,7 +145,7 @@ async def measure(options: argparse.Namespace, verifier_flags: list[str], consol
 
 
 def raise_file_limit() -> int:
-    """Allow this process, and the verifier it starts, as many open files as the system lets it; how many."""
+    """Raise this process's and its verifier's limit of open files as far as possible; return it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard == resource.RLIM_INFINITY:
         hard = 1 << 20
@@ -155,7 +155,7 @@ def raise_file_limit() -> int:
 
 
 def read_prompts(options: argparse.Namespace) -> tuple[list[list[int]], str, str]:
-    """(token ids of `--count` prompts spread evenly over the file, target hash, drafter hash)."""
+    """Return (token ids of `--count` prompts spread evenly over the file, target hash, drafter hash)."""
     with quiet():  # late imports: wrong flags and --help are answered at once
         from export.train.prompts import read_prompts as read_lines
         from outrider_core.models.drafter_arrays import read_drafter
@@ -178,7 +178,7 @@ def read_prompts(options: argparse.Namespace) -> tuple[list[list[int]], str, str
 async def running(
     options: argparse.Namespace, flags: Sequence[str], console: Console
 ) -> AsyncIterator[VerifierProcess]:
-    """A verifier process of our own, stopped at the end whatever happens."""
+    """Run a verifier process, stopped at the end in every case."""
     server = VerifierProcess(options.drafter, LOG, "--model", options.model, *flags)
     try:
         with console.status(f"starting the verifier; it writes to {LOG}"):
@@ -190,12 +190,12 @@ async def running(
 
 
 async def record_all(dial: Dial, prompts: list[list[int]], habits: Habits, console: Console) -> list[Answer]:
-    """The target's answers to all prompts that leave room in the context for an answer and a tree."""
+    """Return the target's answers to all prompts that leave room in the context for an answer and a tree."""
     async with dial.open() as (_, welcome):
         pass
     if habits.nodes > welcome.max_nodes:
         raise ValueError(f"--nodes {habits.nodes} is more than this verifier takes; use at most {welcome.max_nodes}")
-    # behind the last token that a device asks for, so that no tree is cut short by the end of what is known
+    # tokens after an answer's end, so that the known text is long enough for every tree
     max_new = habits.tokens + habits.nodes + 1
     fitting = [prompt for prompt in prompts if len(prompt) + max_new + habits.nodes <= welcome.max_context]
     if not fitting:
@@ -217,7 +217,7 @@ async def record_all(dial: Dial, prompts: list[list[int]], habits: Habits, conso
 
 @contextmanager
 def bar(console: Console, text: str, total: float) -> Iterator[Progress]:
-    """A progress bar with one task."""
+    """Show a progress bar with one task."""
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TextColumn("{task.fields[note]}"))
     with Progress(*columns, console=console) as progress:
         progress.add_task(text, total=total, note="")
@@ -270,7 +270,7 @@ async def measure_idle(stage: Stage, count: int) -> Figures:
 
 
 async def run_phase(stage: Stage, devices: int, bad: str | None) -> Figures:
-    """`devices` devices for `--seconds`, beside a hostile companion of the kind `bad`."""
+    """Run `devices` devices for `--seconds`, beside a hostile companion of the kind `bad`."""
     options = stage.options
     tally = Tally([0] * devices)
     fleet = [
@@ -306,7 +306,7 @@ async def run_phase(stage: Stage, devices: int, bad: str | None) -> Figures:
 
 
 async def _watch(stage: Stage, tally: Tally, tasks: list[asyncio.Task[None]], began: float, text: str) -> None:
-    """Show how a phase goes until its time is over. Raises what ended the verifier or a device."""
+    """Show the progress of a phase until its time is over. Raises the error that ended the verifier or a device."""
     seconds = stage.options.seconds
     with bar(stage.console, text, seconds) as progress:
         while (spent := time.monotonic() - began) < seconds:
@@ -322,7 +322,7 @@ async def _watch(stage: Stage, tally: Tally, tasks: list[asyncio.Task[None]], be
 
 @asynccontextmanager
 async def hostile(stage: Stage, kind: str | None) -> AsyncIterator[dict[str, int]]:
-    """A companion process of this kind; what it did stands in the yielded dict afterwards."""
+    """Run a companion process of this kind; afterwards its counts are in the yielded dict."""
     counts: dict[str, int] = {}
     if kind is None:
         yield counts

@@ -47,11 +47,11 @@ from outrider_core.protocol.wire import (
 )
 
 GREEDY = Sampling()
-#: seconds without the awaited reply after which a device gives its connection up
+#: seconds without the awaited reply after which a device gives up its connection
 PATIENCE = 60.0
 #: seconds between two attempts to connect
 RETRY = 0.5
-#: what can go wrong with a connection for reasons that lie outside the device
+#: errors of a connection that are not the device's fault
 FAULTS = (OSError, TimeoutError, WebSocketException, WireError)
 
 
@@ -65,7 +65,7 @@ class Refusal(RuntimeError):
 
 @dataclass(frozen=True)
 class Dial:
-    """How to reach a verifier. token: sent as `Authorization: Bearer`. tls_ca: file that signs its certificate."""
+    """A verifier's address. token: sent as `Authorization: Bearer`. tls_ca: file that signs its certificate."""
 
     url: str
     target_hash: str
@@ -75,7 +75,7 @@ class Dial:
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[tuple[ClientConnection, Welcome]]:
-        """A connection behind its handshake; no compression and no pings of its own. Raises FAULTS or Refusal."""
+        """Yield a connection after its handshake; no compression or pings. Raises FAULTS or Refusal."""
         headers = {"Authorization": f"Bearer {self.token}"} if self.token else None
         context = ssl.create_default_context(cafile=self.tls_ca) if self.url.startswith("wss:") else None
         connection = await connect(
@@ -105,9 +105,9 @@ class Answer:
 
 
 async def record(dial: Dial, prompt: Sequence[int], max_new: int) -> Answer:
-    """Let the target answer alone, greedily. Raises FAULTS or Refusal."""
+    """Let the target answer by itself, greedily. Raises FAULTS or Refusal."""
     async with dial.open() as (connection, _):
-        have = len(prompt)  # no feature rows, please
+        have = len(prompt)  # claims all feature rows, so that none are sent
         await connection.send(encode(Open(0, secrets.token_bytes(16), 0, pack_ids(tuple(prompt)), have, GREEDY)))
         await connection.send(encode(Generate(0, 1, len(prompt), max_new)))
         truth: list[int] = []
@@ -126,9 +126,9 @@ async def record(dial: Dial, prompt: Sequence[int], max_new: int) -> Answer:
 class Drafts:
     """Draft trees whose accepted length is known: a seeded, deterministic stream.
 
-    The depth to which the truth is held is geometric, as with a drafter that hits every next token with the same
-    probability, cut off at `nodes`, with the mean `accepted`. The other nodes are wrong tokens at random places.
-    Raises ValueError where no such tree exists.
+    The depth of the true continuation in a tree is geometric, as with a drafter that hits every next token with the
+    same probability, cut off at `nodes`, with the mean `accepted`. The other nodes are wrong tokens at random places.
+    Raises ValueError if no such tree exists.
     """
 
     def __init__(self, nodes: int, accepted: float, vocab_size: int, rng: random.Random) -> None:
@@ -138,7 +138,7 @@ class Drafts:
         self._hit = hit_rate(accepted, nodes)
 
     def tree(self, ahead: Sequence[int]) -> tuple[TokenTree, list[int]]:
-        """(tree, nodes that must be accepted). ahead: the true continuation; its last token is never drafted."""
+        """Return (tree, nodes that must be accepted). ahead: the true continuation; its last token is never drafted."""
         rng = self._rng
         depth = 0
         while depth < min(self.nodes, len(ahead) - 1) and rng.random() < self._hit:
@@ -160,7 +160,7 @@ class Drafts:
         return TokenTree(tuple(tokens), tuple(parents)), path
 
     def _wrong(self, ahead: Sequence[int], path: list[int], node: int, taken: set[tuple[int, int]]) -> tuple[int, int]:
-        """(parent, token) of a node that must not be accepted."""
+        """Return (parent, token) of a node that must not be accepted."""
         while True:
             parent = self._rng.randrange(ROOT, node)
             token = self._rng.randrange(self._vocab_size)
@@ -170,7 +170,7 @@ class Drafts:
 
 
 def hit_rate(mean: float, most: int) -> float:
-    """The probability p with p + p^2 + ... + p^most = mean: of another hit in a geometric run cut at `most`."""
+    """Solve p + p^2 + ... + p^most = mean for p, the chance of one more hit in a geometric run cut at `most`."""
     low, high = 0.0, 1.0
     for _ in range(60):
         middle = (low + high) / 2
@@ -183,10 +183,10 @@ def hit_rate(mean: float, most: int) -> float:
 
 @dataclass(frozen=True)
 class Habits:
-    """How the devices behave. Times in seconds.
+    """Behaviour of the devices. Times in seconds.
 
-    tokens: of an answer at most. think: mean pause between answers, exponential. rtt: half of it lies before every
-    send and half behind every receive; jitter: up to so much more, each way.
+    tokens: most of an answer. think: mean pause between answers, exponential. rtt: half of it passes before every send
+    and half after every receive; jitter: random extra time, each way.
     """
 
     nodes: int = 12
@@ -200,7 +200,7 @@ class Habits:
 class Device:
     """A device of a phase: sends prompt after prompt until `stop` and checks every verdict.
 
-    `tally` gets what is measured; `place` is the device's row in it. seed: any text.
+    `tally` collects the measurements; `place` is the device's row in it. seed: any text.
     """
 
     def __init__(
@@ -212,7 +212,7 @@ class Device:
         self.stop = asyncio.Event()
 
     async def run(self) -> None:
-        """Until `stop` is set; lost connections are counted and opened again."""
+        """Run until `stop` is set; lost connections are counted and opened again."""
         await self._pause(self._time_rng.uniform(0, min(1.0, self._habits.think)))
         while not self.stop.is_set():
             try:
@@ -243,7 +243,7 @@ class Device:
             await self._pause(self._time_rng.expovariate(1 / self._habits.think) if self._habits.think else 0)
 
     async def travel(self) -> None:
-        """Pass through the simulated network one way."""
+        """Wait as long as the simulated network takes one way."""
         habits = self._habits
         delay = habits.rtt / 2 + self._time_rng.uniform(0, habits.jitter)
         if delay > 0:
@@ -255,16 +255,16 @@ class Device:
 
 
 class _Conversation:
-    """OPEN, rounds until the answer ends, CLOSE."""
+    """A conversation: OPEN, rounds until the answer ends, CLOSE."""
 
     def __init__(self, device: Device, connection: ClientConnection, drafts: Drafts, answer: Answer) -> None:
         self._device, self._connection, self._drafts, self._answer = device, connection, drafts, answer
         self._habits, self._tally, self._place = device.parts
         self._session = secrets.token_bytes(16)
-        self._done = self._seq = 0  # tokens of the answer that are committed; the last VERIFY that is over
+        self._done = self._seq = 0  # committed tokens of the answer; the last VERIFY that is over
 
     async def run(self) -> None:
-        """Raises FAULTS or Refusal; a wrong verdict only ends the conversation."""
+        """Run it. Raises FAULTS or Refusal; a wrong verdict only ends the conversation."""
         answer, tally = self._answer, self._tally
         fresh = await self._open()
         while not self._device.stop.is_set() and self._done < min(len(answer.truth), self._habits.tokens):
@@ -303,7 +303,7 @@ class _Conversation:
             tally.answer()
 
     async def _open(self) -> float | None:
-        """OPEN with what is committed; returns when it was sent."""
+        """Send OPEN with the committed tokens; return when it was sent."""
         tokens = self._answer.prompt + self._answer.truth[: self._done]
         await self._device.travel()
         sent = time.perf_counter()
@@ -313,7 +313,7 @@ class _Conversation:
         return sent
 
     async def _await(self, wanted: Callable[[object], bool]) -> object:
-        """The next message that is wanted; feature rows and late replies are passed over."""
+        """Return the next wanted message; feature rows and late replies are skipped."""
         async with asyncio.timeout(PATIENCE):
             while True:
                 message = decode_server(await self._connection.recv(decode=False))
@@ -328,9 +328,8 @@ def wrong_tokens(
 ) -> int:
     """Count tokens that differ from the truth; at least 1 for a verdict that is wrong in any other way.
 
-    path: the nodes that must be accepted, but for the last ones of a tree beyond `budget`, which the verifier may have
-    pruned (the verdict's own budget is of the moment after, and may be larger again). done: tokens of the answer that
-    were committed before.
+    path: the nodes that must be accepted, except the last ones of a tree beyond `budget`, which the verifier may have
+    pruned (the verdict's own budget is newer, and may be larger again). done: tokens of the answer committed before.
     """
     if len(verdict.accepted) < len(path) and budget < len(tree):
         path = path[: len(verdict.accepted)]
@@ -345,7 +344,7 @@ def wrong_tokens(
 
 
 def describe(fault: BaseException) -> str:
-    """A short name to count a lost connection by."""
+    """Return a short name to count a lost connection by."""
     received = getattr(fault, "rcvd", None)
     if received is not None:
         return f"closed {received.code}"

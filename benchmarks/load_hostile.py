@@ -51,7 +51,7 @@ KINDS = ("flood", "slow", "big", "half-open", *STRANGERS)
 
 
 class Orders(msgspec.Struct):
-    """prompt: token ids. model: as completions name it. The rest as in `Dial`."""
+    """prompt: token ids. model: name of the model in completions. Other fields: see `Dial`."""
 
     kind: str
     url: str
@@ -69,7 +69,7 @@ class Orders(msgspec.Struct):
 
 
 class Companion:
-    """One hostile client; `counts` says what it sent and got."""
+    """A hostile client; `counts` says what it sent and received."""
 
     def __init__(self, orders: Orders) -> None:
         self._orders, self._rng = orders, random.Random(orders.seed)
@@ -78,7 +78,7 @@ class Companion:
         self._session, self._seq, self._base_len = b"", 0, 0
 
     async def run(self) -> None:
-        """Until cancelled; a lost connection is counted and opened again."""
+        """Run until cancelled; a lost connection is counted and opened again."""
         if self._orders.kind in STRANGERS:
             await Strangers(self._orders.dial(), self._orders.model, self.counts, self.ready).run(self._orders.kind)
         kinds: dict[str, Callable[[ClientConnection, Welcome], Awaitable[None]]] = {
@@ -129,7 +129,7 @@ class Companion:
             while True:
                 message = await self._receive(connection)
                 if isinstance(message, Error):
-                    if message.code != ERR_ORDER:  # a VERIFY that came after its time
+                    if message.code != ERR_ORDER:  # a VERIFY that came too late
                         over.set()
                 elif isinstance(message, Verdict) and message.finish != FINISH_NONE:
                     over.set()
@@ -148,14 +148,14 @@ class Companion:
                 await connection.ping()
                 self.counts["sent PING"] += 1
                 await asyncio.sleep(0)
-            await reader  # raises what ended it
+            await reader  # raises its error
 
     async def _big(self, connection: ClientConnection, welcome: Welcome) -> None:
         prompt = self._orders.prompt
         while True:
             await self._open(connection, prompt, len(prompt))
             message: Opened | Verdict | Error | None = None
-            # a tree of random shape is not as deep as it has nodes, but may be
+            # a random tree is not as deep as its number of nodes, but may be
             while self._base_len + welcome.max_nodes <= welcome.max_context:
                 tree = self._tree(welcome.max_nodes, welcome.vocab_size)
                 await self._send(connection, Verify(0, self._seq + 1, self._base_len, *pack_tree(tree)))
@@ -167,7 +167,7 @@ class Companion:
                 await asyncio.sleep(message.retry_after_ms / 1e3)
 
     def _long(self, welcome: Welcome) -> list[int]:
-        """The prompt again and again, to half of the context."""
+        """Repeat the prompt up to half of the context."""
         prompt = self._orders.prompt
         return (prompt * (welcome.max_context // len(prompt) + 1))[: max(1, welcome.max_context // 2)]
 

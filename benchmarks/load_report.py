@@ -1,4 +1,4 @@
-"""What a load run measures, its summary and its tables."""
+"""Measurements of a load run, their summary and tables."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ PERCENTS = (50, 95, 99)
 class Tally:
     """Counts of one phase. Verdicts count while `counting`; errors and wrong tokens always.
 
-    tokens: committed, per device. seconds: of one VERIFY, from its frame's send to its verdict; opening: of the
-    first one of a conversation, from OPEN's send. queue_us, engine_us: as the verdicts say.
+    tokens: committed, per device. seconds: of one VERIFY, from its frame's send to its verdict; opening: of the first
+    one of a conversation, from OPEN's send. queue_us, engine_us: from the verdicts.
     """
 
     tokens: list[int]
@@ -44,11 +44,11 @@ class Tally:
     least_budget: int = MAX_NODES  # the smallest tree budget that the verifier advertised to any device
 
     def advertised(self, budget: int) -> None:
-        """A verdict or a handshake said that trees may be pruned to `budget` nodes."""
+        """Note that trees may be pruned to `budget` nodes, from a verdict or a handshake."""
         self.least_budget = min(self.least_budget, budget or MAX_NODES)
 
     def verdict(self, place: int, verdict: Verdict, seconds: float, first: bool) -> None:
-        """A verdict that holds the truth."""
+        """Count a correct verdict."""
         if not self.counting:
             return
         self.tokens[place] += len(verdict.accepted) + 1
@@ -61,7 +61,7 @@ class Tally:
             self.engine_us.append(verdict.engine_us)
 
     def answer(self) -> None:
-        """An answer is complete."""
+        """Count a complete answer."""
         self.answers += self.counting
 
     def error(self, name: str) -> None:
@@ -76,7 +76,7 @@ class Tally:
         return len(self.seconds) + len(self.opening)
 
     def summary(self, seconds: float) -> Figures:
-        """Figures over `seconds` of counting; times in ms."""
+        """Return figures over `seconds` of counting; times in ms."""
         tokens = sum(self.tokens)
         return {
             "seconds": round(seconds, 2),
@@ -100,19 +100,19 @@ class Tally:
 
 
 def percentiles(values: Sequence[float]) -> dict[str, float] | None:
-    """{"p50": ..., "p95": ..., "p99": ...}, or None of no values."""
+    """Return {"p50": ..., "p95": ..., "p99": ...}, or None without values."""
     if not values:
         return None
     return {f"p{p}": round(float(v), 2) for p, v in zip(PERCENTS, np.percentile(values, PERCENTS), strict=True)}
 
 
 def jain(shares: Sequence[float]) -> float:
-    """Jain's fairness index: 1 where all have the same, 1/n where one has all."""
+    """Return Jain's fairness index: 1 if all have the same, 1/n if one has all."""
     return sum(shares) ** 2 / (len(shares) * sum(share * share for share in shares))
 
 
 def resident_bytes(pid: int) -> int:
-    """VmRSS of a process. Raises OSError where there is no such process or no /proc."""
+    """Return VmRSS of a process. Raises OSError if there is no such process or no /proc."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("VmRSS:"):
             return int(line.split()[1]) * 1024
@@ -141,9 +141,9 @@ class Memory:
             return
 
     def summary(self, since: float = 0.0) -> Figures | None:
-        """Of the samples taken at `since` (time.monotonic) or later. Slopes by least squares, in MB a minute.
+        """Summarise samples taken at `since` (time.monotonic) or later. Slopes by least squares, in MB a minute.
 
-        The slope of the second half tells a leak from caches that fill once.
+        The slope of the second half distinguishes a leak from caches that fill once.
         """
         chosen = [sample for sample in self.samples if sample[0] >= since]
         if not chosen:
@@ -159,7 +159,7 @@ class Memory:
 
 
 def slope(samples: Sequence[tuple[float, int]]) -> float | None:
-    """MB a minute through (seconds, bytes); None of fewer than three."""
+    """Return MB a minute through (seconds, bytes); None for fewer than three."""
     if len(samples) < 3:
         return None
     at, size = np.array(samples, float).T
@@ -167,7 +167,7 @@ def slope(samples: Sequence[tuple[float, int]]) -> float | None:
 
 
 def compare(alone: Figures, beside: Figures) -> dict[str, float | None]:
-    """Figures beside a hostile companion over those without it: above 1 the times grew."""
+    """Divide figures beside a hostile companion by those without it: above 1, times grew."""
     ratios = {name: _ratio(beside["verify_ms"], alone["verify_ms"], name) for name in ("p50", "p95", "p99")}
     return {**ratios, "tokens_per_second": _ratio(beside, alone, "tokens_per_second")}
 
@@ -177,7 +177,7 @@ def _ratio(above: Figures | None, below: Figures | None, key: str) -> float | No
 
 
 def show(figures: Figures, console: Console) -> None:
-    """The tables: a column a phase."""
+    """Print the tables: a column per phase."""
     table = Table(title=f"Load on {figures['machine']}", title_justify="left")
     table.add_column("figure", no_wrap=True)
     phases = figures["phases"]
@@ -229,7 +229,7 @@ def _ratios(phase: Figures) -> str:
 
 
 def _cores(phase: Figures) -> str:
-    """Processor time that the load itself takes, from the verifier too where both share a machine."""
+    """Return the processor time that the load itself takes, perhaps from the verifier on the same machine."""
     companion = phase["companion"].get("percent of a core")
     return f"{phase['client_core_share']:.2f} / {_number(companion and companion / 100, '.2f')}"
 

@@ -41,7 +41,7 @@ Peer = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class Strangers:
-    """SOCKETS tasks of one kind. counts: what they did and what became of it. ready: set once one has begun."""
+    """SOCKETS tasks of one kind. counts: their actions and results. ready: set once one has begun."""
 
     def __init__(self, dial: Dial, model: str, counts: Counter[str], ready: asyncio.Event) -> None:
         self._dial, self._model, self._counts, self._ready = dial, model, counts, ready
@@ -61,7 +61,7 @@ class Strangers:
         }
 
     async def run(self, kind: str) -> None:
-        """Until cancelled."""
+        """Run until cancelled."""
         number, once = self.kinds[kind]
 
         async def again_and_again() -> None:
@@ -176,7 +176,7 @@ class Strangers:
         await self._until_cut(reader)
 
 
-#: what `--bad` takes of these
+#: kinds for `--bad`
 STRANGERS = (
     "half-request",
     "half-tls",

@@ -1,4 +1,4 @@
-"""What structured output costs the verifier: the grammar's mask and the changed logits of each drawn token.
+"""Cost of structured output for the verifier: the grammar's mask and the changed logits of each drawn token.
 
     python -m benchmarks.masks --bundle build/bundle
 
@@ -22,7 +22,7 @@ from outrider_core.drafting.bundle import BundleError, open_bundle
 from outrider_core.protocol.constraint import GRAMMAR_JSON_OBJECT, Constraint, Rules, adjusted
 
 REPEATS = 20
-#: milliseconds of a step that the cost is compared with: about that of the default target on a small machine
+#: milliseconds of a step to compare with: about that of the default target on a small machine
 STEP_MS = 15.0
 ANSWER = (
     '{"name": "Ada Lovelace, a mathematician of the first rank", "age": 36, "tags": ["poetical science", "engines"], '
@@ -47,7 +47,7 @@ SCHEMA = {
 
 
 def token_seconds(grammar: Grammar, tokens: Sequence[int], vocab_size: int) -> list[tuple[float, float]]:
-    """Per drawn token the seconds for the mask (and following the token before), and for changing the logits."""
+    """Return seconds per drawn token for the mask (and following the token before), and for changing the logits."""
     logits = np.random.default_rng(0).normal(0, 3, vocab_size).astype(np.float32)
     taken = []
     for _ in range(REPEATS):

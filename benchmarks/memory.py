@@ -1,12 +1,12 @@
 """Resident memory of a verifier process, when it is ready and with a session of 1,024 tokens, and of a device.
 
     python -m benchmarks.memory                         the default target, as `python -m cloud.verifier` starts it
-    python -m benchmarks.memory -- --engine torch       what follows `--` are the verifier's own flags
+    python -m benchmarks.memory -- --engine torch       options after `--` are the verifier's own
 
-The session's text is read as one prompt, its last tokens are written one by one. A device is a process of its own that
-gets one short answer over a link that holds: without an understudy, with a cold one, which is not loaded then, and with
-a warm one, which reads along (Linux).
-Memory is counted as the system counts it: pages in memory, those of mapped files and shared libraries among them.
+The session's text is read as one prompt, its last tokens are written one by one. A device is a separate process that
+gets one short answer over a working link: without an understudy, with a cold one, which is not loaded then, and with a
+warm one, which reads along (Linux). Memory is counted as the system does: pages in memory, including those of mapped
+files and shared libraries.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ from export.bundle.verifier_process import VerifierProcess
 from outrider_core.drafting.bundle import Bundle, open_bundle
 from outrider_core.protocol.sampling import Sampling
 
-#: tokens that the target writes behind the prompt
+#: tokens that the target writes after the prompt
 WRITTEN = 32
-#: where Linux keeps a process's peak; getrusage counts that of the process that started it too
+#: where Linux reports a process's peak; getrusage includes that of its parent
 STATUS = Path("/proc/self/status")
 Understudy = Literal["off", "cold", "warm"]
 TEXT = "The keeper of the lighthouse wrote down what he had seen: ships, weather, birds and the colour of the sea. "
 
 
 def prompt_of(bundle: Bundle, tokens: int) -> list[int]:
-    """A text of exactly so many tokens."""
+    """Return a text of exactly `tokens` tokens."""
     ids: list[int] = bundle.tokenizer.encode(TEXT, add_special_tokens=False).ids
     return (ids * (1 + tokens // len(ids)))[:tokens]
 
 
 def device_peak(address: str, bundle: Path, understudy: Understudy) -> int:
-    """MiB that this process took at most, once it has had an answer from the verifier at `address`."""
+    """Return the peak MiB of this process after an answer from the verifier at `address`."""
 
     async def answer() -> None:
         async with EdgeRuntime.from_bundle(bundle, address, policy=Policy(understudy=understudy)) as runtime:
@@ -60,7 +60,7 @@ def device_peak(address: str, bundle: Path, understudy: Understudy) -> int:
 
 
 def in_its_own_process(address: str, bundle: Path, understudy: Understudy) -> int:
-    """`device_peak` of a process that did nothing before."""
+    """Run `device_peak` in a new process."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         return pool.submit(device_peak, address, bundle, understudy).result()
 

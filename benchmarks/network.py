@@ -1,4 +1,4 @@
-"""How fast answers are over real networks, mode by mode: a real verifier process behind an emulated link.
+"""Speed of answers over real networks, by mode: a real verifier process behind an emulated link.
 
     python -m benchmarks.network --prompts questions.jsonl                       every profile and mode
     python -m benchmarks.network --prompts questions.jsonl --profiles wifi 4g --step-ms 60
@@ -80,18 +80,18 @@ MODES: dict[str, tuple[Policy, Pinned] | None] = {
     "drafter-first": (Policy("prefer-device", understudy="off"), Pinned()),
     "understudy-first": (Policy("prefer-device", understudy="warm"), Pinned()),
 }
-#: flags of a verifier of their own
+#: flags of modes that need their own verifier
 VERIFIERS: dict[str, Sequence[str]] = {"plain": PLAIN_STREAMS}
-#: those for which the bundle must carry an understudy
+#: modes for which the bundle must carry an understudy
 UNDERSTUDY_MODES = {"warm", "understudy-first"}
-#: those that are measured where none are asked for by name
+#: modes measured by default
 DEFAULT_MODES = ("ahead", "tree", "stream", "token", "controller", "device")
-#: the shares of its multiples lie evenly in [0, 1)
+#: shares of its multiples are spread evenly over [0, 1)
 GOLDEN_RATIO = (1 + 5**0.5) / 2
 
 
 class _Pass(TypedDict, total=False):
-    """Keywords of a runtime that dials."""
+    """Keywords of a runtime with a link."""
 
     token: str
     ca_file: Path
@@ -119,7 +119,7 @@ class Run:
         stats = self.stats
         tokens = max(1, self.tokens)
         rounds = max(1, sum(s.rounds for s in stats))
-        later = sum(s.ahead_rounds for s in stats)  # trees but for an answer's first
+        later = sum(s.ahead_rounds for s in stats)  # trees except an answer's first
         shown, hidden = sum(s.draft_seconds - s.first_draft_seconds for s in stats), sum(s.ahead_seconds for s in stats)
         gaps = np.percentile(self.gaps, [50, 95]) if self.gaps else (0.0, 0.0)
         stalls = [seconds for s in stats for seconds in s.stall_seconds]
@@ -165,7 +165,7 @@ class Bench:
         self.truth: dict[int, list[int]] = {}
         self._verifiers: dict[tuple[str, ...], VerifierProcess] = {}
         self._laboratory = stack.enter_context(Laboratory()) if options.packets else None
-        #: what a device needs to know to be let in
+        #: the device's HELLO
         self.pass_: _Pass = {}
         if self._laboratory:
             self.pass_ = {"token": TOKEN, "ca_file": self._laboratory.ca_file}
@@ -177,7 +177,7 @@ class Bench:
         return EmulatedLink(port, profile, seed, dilation=self.options.dilation)
 
     async def verifier(self, more: Sequence[str] = (), module: str = "") -> VerifierProcess:
-        """One with these flags too, started when it is first asked for. module: runs it; "": the product's own."""
+        """Return a verifier with these flags too, started on first use. module: runs it; "": the product's own."""
         own = (module, *more)
         if own not in self._verifiers:
             options = self.options
@@ -200,7 +200,7 @@ class Bench:
         return self._verifiers[own]
 
     async def learn_truth(self) -> None:
-        """The target's own answers, one step a token, over a perfect link."""
+        """Record the target's own answers, one step a token, over a perfect link."""
         verifier = await self.verifier(PLAIN_STREAMS)
         async with (
             self.link(verifier.port, None, 0) as link,
@@ -211,13 +211,13 @@ class Bench:
                 await self.answer(runtime, number, run)
 
     def now(self) -> float:
-        """Seconds of the clock, divided by --dilation."""
+        """Return the seconds of the clock, divided by --dilation."""
         return time.monotonic() / self.options.dilation
 
     async def answer(self, runtime: EdgeRuntime, number: int, run: Run) -> Finished:
         """Answer question `number`, adding to `run`."""
         began = last = self.now()
-        runtime.forget()  # a question that is repeated is not drafted from its first answer
+        runtime.forget()  # so that a repeated question is not drafted from its first answer
         async for event in runtime.generate(self.prompts[number], max_new_tokens=self.options.max_new_tokens):
             now = self.now()
             if isinstance(event, Verified) or (isinstance(event, Provisional) and not runtime.link):
@@ -253,7 +253,7 @@ async def measure(options: argparse.Namespace, console: Console) -> Figures:
 
 
 async def measure_profile(bench: Bench, profile: Profile) -> Figures:
-    """Every mode over one profile, in turns."""
+    """Measure every mode over one profile, in turns."""
     options = bench.options
     variants, shapes = {name: MODES[name] for name in options.modes}, dict[str, TreeShape]()
     for nodes in options.sweep:
@@ -299,7 +299,7 @@ async def measure_profile(bench: Bench, profile: Profile) -> Figures:
 
 
 async def per_token(bench: Bench, link: LabLink, number: int, run: Run) -> None:
-    """Make one call for each token, as a client without a drafter and without streaming does."""
+    """Make one call for each token, as a client without drafter and streaming does."""
     options, dilation = bench.options, bench.options.dilation
     answer = await call_per_token(
         link.address, bench.bundle, bench.prompts[number], options.max_new_tokens, 10 * dilation, **bench.pass_

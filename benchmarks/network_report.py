@@ -1,4 +1,4 @@
-"""Tables and a picture of what `benchmarks.network` measured, and what its modes say beside each other."""
+"""Tables and a plot of `benchmarks.network`'s measurements, and ratios between its modes."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def show(figures: Figures, console: Console) -> None:
 def ratios(rows: Figures) -> dict[str, float | None]:
     """Return ratios between the modes of one profile; None if one of them was not measured.
 
-    trees: drafting ahead; beside fixed sizes, which do not, serial ones. spared: share of the drafting time between
-    verdict and tree that drafting ahead saves.
+    trees: drafting ahead, compared with fixed sizes without it. spared: share of the drafting time between verdict and
+    tree that drafting ahead saves.
     """
 
     def speed(names: Sequence[str]) -> float:
@@ -74,9 +74,9 @@ def ratios(rows: Figures) -> dict[str, float | None]:
 
 
 def uncertainty(rows: Figures) -> float | None:
-    """Standard error of `controller / best mode`, by how the ratio scatters over the answers; None for too few.
+    """Return the standard error of `controller / best mode`, from its spread over the answers; None for too few.
 
-    Both answered the same questions one after the other, so what disturbs a minute disturbs both.
+    Both answered the same questions one after the other, so a disturbance of a minute affects both.
     """
     fixed = [rows[name] for name in CHOICES if name in rows]
     if not fixed or "controller" not in rows:
@@ -87,7 +87,7 @@ def uncertainty(rows: Figures) -> float | None:
 
 
 def as_markdown(figures: Figures) -> str:
-    """Tokens per second by profile and mode, and what they say beside each other."""
+    """Return tokens per second by profile and mode, and ratios between them."""
     names = list(next(iter(figures["profiles"].values())))
     compared = list(ratios({}))
     lines = ["| profile | " + " | ".join([*names, *compared]) + " |", "|---" * (1 + len(names) + len(compared)) + "|"]
@@ -101,7 +101,7 @@ def as_markdown(figures: Figures) -> str:
 
 
 def plot(figures: Figures, path: Path) -> None:
-    """Tokens per second of every mode over the profiles, as a picture."""
+    """Plot tokens per second of every mode over the profiles."""
     from matplotlib.figure import Figure
 
     profiles = figures["profiles"]

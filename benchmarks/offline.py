@@ -1,19 +1,18 @@
-"""What is written while the link is down: how soon, how well, and how much of it the target keeps.
+"""Offline writing while the link is down: how soon it starts, how good it is, and how much the target keeps.
 
     python -m benchmarks.offline --prompts spec_bench.jsonl gsm8k.jsonl --count 10
     python -m benchmarks.offline --prompts spec_bench.jsonl --writers drafter --outages 5 --temperature 0.7
 
 Each question is asked over a link that is cut after some tokens and comes back after some seconds, once for each
-writer: the drafter alone (`Policy(offline="continue")`), the understudy loaded when it is needed ("cold"), and one that
-reads along ("warm"). What stood there unverified when the target came back is then scored by the target in float32,
-beside what the target itself says at the same place.
+writer: the drafter alone (`Policy(offline="continue")`), the understudy loaded on demand ("cold"), and one that reads
+along ("warm"). The target in float32 then scores the unverified text at its return, and its own text at the same place.
 
-"1st ms" is the median time from the moment at which the device knew that the target is silent (the deadline of its
-reply, or the link's end) to the first token shown alone; "20th ms" from the same moment to the 20th token of those that
-stood there when the target came back: what was withdrawn before that does not count. Tokens written alone are shown at
-a reader's pace of 20 a second, so that the 20th cannot come before 950 ms.
+"1st ms" is the median time from the moment when the device knew that the target is silent (the deadline of its reply,
+or the link's end) to the first offline token shown; "20th ms" from the same moment to the 20th token of those left when
+the target came back: tokens withdrawn before do not count. Offline tokens are shown at a reader's pace of 20 a second,
+so that the 20th cannot come before 950 ms.
 
-Ctrl-C shows the table of what was done so far.
+Ctrl-C shows the table of the answers so far.
 """
 
 from __future__ import annotations
@@ -52,11 +51,11 @@ WRITERS = {
     "cold": Policy(),
     "warm": Policy(understudy="warm"),
 }
-#: of one answer: writer, seconds of the outage, what came of it
+#: of one answer: writer, seconds of the outage, result
 Found = tuple[str, float, Outage]
 #: verified tokens after which the link is cut
 CUT_AFTER = 24
-#: tokens of what is scored, at most
+#: most tokens to score
 SCORED = 128
 
 
@@ -68,7 +67,7 @@ async def answer(
     options: argparse.Namespace,
     outage: float,
 ) -> Outage:
-    """Ask for one answer, with the link down for `outage` seconds in the middle. plain: the target's own."""
+    """Get one answer, with the link down for `outage` seconds in the middle. plain: the target's own answer."""
     watch = OutageWatch(prompt, plain)
 
     async def return_later() -> None:
@@ -101,7 +100,7 @@ async def measure(
     options: argparse.Namespace,
     found: list[Found],
 ) -> None:
-    """Add what came of every answer that was long enough to be cut to `found`, one after the other."""
+    """Add the outage of every answer that was long enough to be cut to `found`, one after the other."""
     sampling = Sampling(temperature=options.temperature, seed=options.seed)
     console = Console(stderr=True)
     with console.status("the target's own answers"):
@@ -120,7 +119,7 @@ async def measure(
 
 
 class Scorer:
-    """The target in float32, which says how likely it finds a text."""
+    """The target in float32, which scores texts."""
 
     def __init__(self, target: str) -> None:
         from outrider_core.models.target import load_target
@@ -129,7 +128,7 @@ class Scorer:
         self._model = load_target(TargetSource.resolve(target), "float32").model
 
     def nats(self, before: list[int], tokens: list[int]) -> float:
-        """-log p a token of `tokens` behind `before`, of SCORED tokens at most."""
+        """Return -log p per token of `tokens` after `before`, for at most SCORED tokens."""
         import torch
 
         tokens = tokens[:SCORED]
@@ -194,7 +193,7 @@ def _milliseconds(seconds: Sequence[float | None]) -> int | None:
 
 
 def _loops(written: list[int]) -> bool:
-    """Some token goes on a repetition."""
+    """Return whether some token continues a repetition."""
     return any(token in repetitions(written[:end]) for end, token in enumerate(written))
 
 

@@ -1,4 +1,4 @@
-"""What the events of one answer say about the outage in its middle."""
+"""Evaluate the outage in the middle of an answer from its events."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from edge_runtime.events import Event, Finished, LinkState, LinkStatus, Provisio
 class Outage:
     """Result of one answer's outage.
 
-    first: seconds from the moment at which the target was known to be silent (the deadline of its reply, or the link's
-    end) to the first token shown alone. twentieth: from the same moment to when the 20th token was written of those
-    that stood there when the target came back, whoever wrote it; None where fewer did.
+    first: seconds from the moment when the target was known to be silent (the deadline of its reply, or the link's end)
+    to the first offline token shown. twentieth: from the same moment to the writing of the 20th token of those left
+    when the target came back, by any writer; None if there were fewer.
 
-    written: what stood there when the target came back, behind `before`; own: what the target says there. nats,
-    own_nats: -log p a token of either by the target. same: the answer is plain decoding's.
+    written: the text left when the target came back, after `before`; own: the target's text there. nats, own_nats: -log
+    p per token of each by the target. same: the answer equals plain decoding.
     """
 
     before: list[int]
@@ -33,15 +33,15 @@ class Outage:
 
 
 class OutageWatch:
-    """Is told every event of an answer, and when the link is cut and back. plain: the target's own answer."""
+    """Receives every event of an answer, and the link's cut and return. plain: the target's own answer."""
 
     def __init__(self, prompt: list[int], plain: list[int]) -> None:
         self._prompt, self._plain = prompt, plain
         self._shown, self.verified = list[int](), 0
-        self._moments = list[float]()  # of the unverified tokens shown
-        self._stalled = False  # and nothing was written yet
-        self._stalls = 0  # in which something was written
-        self._outage: int | None = None  # which of these is the outage
+        self._moments = list[float]()  # times of the unverified tokens shown
+        self._stalled = False  # and nothing has been written yet
+        self._stalls = 0  # with offline text
+        self._outage: int | None = None  # the number of the outage among these
         self._first = 0.0
         self._twentieth: float | None = None
         self._found = Outage(list(prompt))
@@ -69,7 +69,7 @@ class OutageWatch:
                 del self._shown[len(self._shown) - count :], self._moments[len(self._moments) - count :]
 
     def _remember(self) -> None:
-        """The target is about to change what was written alone."""
+        """Remember the offline text, which the target may now change."""
         found = self._found
         if not self.back or found.written:
             return
@@ -78,7 +78,7 @@ class OutageWatch:
         self._twentieth = self._moments[19] if len(self._moments) > 19 else None
 
     def end(self, event: Finished) -> Outage:
-        """All of it, when the answer has ended."""
+        """Return the outage, when the answer has ended."""
         found, stats = self._found, event.stats
         found.provisional, found.understudy, found.kept = stats.provisional, stats.understudy, stats.kept
         if self._outage is not None:

@@ -1,9 +1,9 @@
 """Network links of real packets: the device and the verifier each in a network namespace, with a kernel's TCP and TLS.
 
-Between them two TUN interfaces, whose packets are delayed, lost, overtaken and dropped here as a `Profile` says, and as
-netem would; so no kernel module and, where user namespaces are allowed, no root is needed (Linux). Unlike an
-`EmulatedLink`, handshakes take their round trips, losses cost what the kernel's TCP makes of them, and packets that are
-sent in an outage are lost.
+Between them are two TUN interfaces, whose packets are delayed, lost, reordered and dropped here by a `Profile`, as
+netem would; so no kernel module and, if user namespaces are allowed, no root is needed (Linux). Unlike an
+`EmulatedLink`, handshakes take their round trips, losses have the effect of the kernel's TCP, and packets that are sent
+in an outage are lost.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from export.bundle.verifier_process import VerifierProcess
 
 T = TypeVar("T")
 
-#: bytes of a packet at most, as mobile networks have it
+#: largest packet in bytes, as in mobile networks
 MTU = 1400
-#: chance that a packet is overtaken by those behind it
+#: chance that later packets overtake a packet
 OVERTAKEN = 0.002
-#: in the environment of a process that has a network namespace of its own
+#: environment variable of a process with its own network namespace
 OWN_NETWORK = "OUTRIDER_OWN_NETWORK"
-#: of every device in this laboratory; it opens nothing elsewhere
+#: token of every device in this laboratory; useless elsewhere
 TOKEN = "laboratory"
 _TUN, _TUN_FLAGS, _SET_TUN = "/dev/net/tun", 0x1001, 0x400454CA  # IFF_TUN, IFF_NO_PI
 _SET_ADDRESS, _SET_MASK, _SET_MTU, _GET_FLAGS, _SET_FLAGS = 0x8916, 0x891C, 0x8922, 0x8913, 0x8914
@@ -43,9 +43,9 @@ _FIN, _SYN, _RST, _ACK = 1, 2, 4, 16
 
 
 def enter_own_network(command: Sequence[str]) -> None:
-    """Run `command` in place of this process, in a network namespace of its own, unless this one has it already.
+    """Run `command` instead of this process, in a network namespace of its own, unless this one has it already.
 
-    Raises OSError where the system does not know how.
+    Raises OSError if the system does not support that.
     """
     if OWN_NETWORK not in os.environ:
         user = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
@@ -56,7 +56,7 @@ def enter_own_network(command: Sequence[str]) -> None:
 class Laboratory:
     """The verifier's side: a second network namespace, a certificate and a token. Used as a context manager.
 
-    Raises OSError, on entering, where this process may not make one.
+    Raises OSError, on entering, if this process may not make one.
     """
 
     def __enter__(self) -> Laboratory:
@@ -90,7 +90,7 @@ class Laboratory:
         return ssl.create_default_context(cafile=self.ca_file)
 
     def there(self, call: Callable[[], T]) -> T:
-        """Call it in the verifier's network; a process that it starts lives there."""
+        """Call a function in the verifier's network; a process that it starts stays there."""
 
         def run() -> T:
             self._check(self._libc.setns(self._far, _NEW_NETWORK))
@@ -99,12 +99,12 @@ class Laboratory:
         return _in_thread(run)
 
     def next_link(self) -> int:
-        """A number for the next link's addresses, 0..255."""
+        """Return a number for the next link's addresses, 0..255."""
         self._links += 1
         return (self._links - 1) % 256
 
     def _leave(self) -> int:
-        """The descriptor of a new network, which lives as long as this is open."""
+        """Return the descriptor of a new network, which lives as long as this is open."""
         self._check(self._libc.unshare(_NEW_NETWORK))
         with socket.socket() as control:
             _set_up(control, "lo")
@@ -116,7 +116,7 @@ class Laboratory:
 
 
 def _in_thread(call: Callable[[], T]) -> T:
-    """Call it in a thread of its own: a namespace that a thread enters ends with it."""
+    """Call a function in a new thread: a namespace that a thread enters ends with it."""
     results: list[T] = []
     errors: list[BaseException] = []
 
@@ -135,7 +135,7 @@ def _in_thread(call: Callable[[], T]) -> T:
 
 
 def _address(link: int, end: int) -> str:
-    """IPv4 address of a link's end: 1 is the device's, 2 the verifier's."""
+    """Return the IPv4 address of a link's end: 1 is the device's, 2 the verifier's."""
     return f"10.77.{link}.{end}"
 
 
@@ -146,7 +146,7 @@ def _set_up(control: socket.socket, name: str) -> None:
 
 
 def open_tun(name: str, address: str) -> int:
-    """The descriptor of a new interface of the calling thread's network: a read is one packet that it was sent."""
+    """Return the descriptor of a new interface of the calling thread's network: a read is one packet sent to it."""
     descriptor = os.open(_TUN, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         interface = name.encode()
@@ -180,8 +180,8 @@ class FarVerifier(VerifierProcess):
 class PacketLink(LabLink):
     """A link of this profile to `upstream_port` of the verifier's network; the device dials `address`, with TLS.
 
-    cut: what stands between forgets every connection, as an address translator that restarts does: both ends are reset
-    at once, and again at whatever they send. In an outage, and while it is `silent`, packets are lost.
+    cut: the network forgets every connection, like a restarted address translator: both ends are reset at once, and
+    again whenever they send. In an outage, and while it is `silent`, packets are lost.
     """
 
     def __init__(
@@ -192,7 +192,7 @@ class PacketLink(LabLink):
         self.laboratory, self.upstream_port = laboratory, upstream_port
         self._number = laboratory.next_link()
         self._ways: list[_Way] = []
-        #: by the device's port: connections that are open, forgotten ones, and those whose packets get lost
+        #: by the device's port: open connections, forgotten ones, and those whose packets get lost
         self._flows: dict[int, dict[bool, int]] = {}
         self._forgotten: set[int] = set()
         self._stranded: set[int] = set()
@@ -236,13 +236,13 @@ class PacketLink(LabLink):
         self._stranded.update(self._flows)
 
     def passes(self, packet: bytes, up: bool) -> bool:
-        """Return whether a packet gets through; connections are followed. Only TCP does."""
+        """Return whether a packet gets through, and follow its connection. Only TCP does."""
         if packet[0] >> 4 != 4 or packet[9] != socket.IPPROTO_TCP:
             return False
         head = 4 * (packet[0] & 15)
         source, target, _, acknowledged = struct.unpack_from("!HHII", packet, head)
         flags, port = packet[head + 13], source if up else target
-        if flags & _SYN and up:  # ports come round
+        if flags & _SYN and up:  # ports are reused
             self._forgotten.discard(port)
             self._stranded.discard(port)
         if self.silent or self.held or port in self._stranded:
@@ -262,7 +262,7 @@ class PacketLink(LabLink):
         return True
 
     def reset(self, port: int, up: bool, sequence: int) -> None:
-        """Tell the end whose packets go `up` (or not) that its connection is gone. sequence: what it expects next."""
+        """Reset the connection of the end whose packets go `up` (or not). sequence: the next one it expects."""
         device, verifier = socket.inet_aton(_address(self._number, 1)), socket.inet_aton(self.host)
         ports = (self.upstream_port, port) if up else (port, self.upstream_port)
         ends = verifier + device if up else device + verifier
@@ -274,7 +274,7 @@ class PacketLink(LabLink):
 
 
 def _checksum(data: bytes | bytearray) -> int:
-    """Of RFC 1071, for an even number of bytes."""
+    """Compute the checksum of RFC 1071, for an even number of bytes."""
     total = sum(struct.unpack(f"!{len(data) // 2}H", data))
     while total >> 16:
         total = (total & 0xFFFF) + (total >> 16)
@@ -282,7 +282,7 @@ def _checksum(data: bytes | bytearray) -> int:
 
 
 class _Way:
-    """One direction. source, sink: descriptors of the interfaces at its ends."""
+    """A direction. source, sink: descriptors of the interfaces at its ends."""
 
     def __init__(self, link: PacketLink, source: int, sink: int, up: bool) -> None:
         self.link, self.source, self.sink, self.up = link, source, sink, up
@@ -290,7 +290,7 @@ class _Way:
         self._free = self._arrival = 0.0
 
     def read(self) -> None:
-        """Take every packet that waits at the source, and work out when it arrives."""
+        """Take every packet that waits at the source, and compute its arrival."""
         while True:
             try:
                 packet = os.read(self.source, 1 << 16)
@@ -303,7 +303,7 @@ class _Way:
         profile, rng, now = link.profile, link.rng, loop.time()
         if not link.passes(packet, self.up) or rng.random() < profile.loss / 100:
             return
-        seconds = link.dilation * 8 / (1e6 * (profile.up if self.up else profile.down))  # a byte
+        seconds = link.dilation * 8 / (1e6 * (profile.up if self.up else profile.down))  # per byte
         if self._free > now + BUFFER * seconds:
             return  # the queue is full
         self._free = max(self._free, now) + len(packet) * seconds

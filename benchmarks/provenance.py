@@ -1,4 +1,4 @@
-"""Where a figure comes from: the command, the machine, the day and the commit it was measured at."""
+"""The origin of a figure: the command, machine, day and commit of its measurement."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ ROOT = Path(__file__).resolve().parents[1]
 def provenance() -> dict[str, str]:
     """Identify this run, for the `run` field of a results file.
 
-    command: as typed, with files by their names alone; commit: short hash, with "+" where the checkout had changes in
-    files that git tracks, "unknown" outside a checkout.
+    command: as typed, with files by their names alone; commit: short hash, with "+" if the checkout had changes in
+    tracked files, "unknown" outside a checkout.
     """
     return {
         "command": command(sys.argv[1:]),
@@ -27,7 +27,7 @@ def provenance() -> dict[str, str]:
 
 
 def command(arguments: list[str]) -> str:
-    """`python -m MODULE ARGUMENTS` of the running program, without this machine's folders and without --json."""
+    """Return `python -m MODULE ARGUMENTS` of the running program, without this machine's folders and without --json."""
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     words = ["python", "-m", (spec.name if spec else Path(sys.argv[0]).stem).removesuffix(".__main__")]
     skip = False
@@ -43,7 +43,7 @@ def command(arguments: list[str]) -> str:
 
 
 def commit() -> str:
-    """The checkout's commit, for a results file."""
+    """Return the checkout's commit, for a results file."""
     try:
         head = _git("rev-parse", "--short=7", "HEAD")
         dirty = _git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!benchmarks/results")

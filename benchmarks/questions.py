@@ -16,7 +16,7 @@ from outrider_core.protocol.wire import pack_ids
 class Question:
     """group: its category or its file's name. prompt: token ids, chat template included.
 
-    solution: text that ends with the right number, where the file has one.
+    solution: text that ends with the right number, if the file has one.
     """
 
     group: str
@@ -39,7 +39,7 @@ def read_questions(
 ) -> tuple[list[Question], int]:
     """Read `count` questions of each file, spread evenly over it (0: all), the first turn of each.
 
-    Returns (those of at most `longest` tokens, how many had more). Raises ValueError where none is left.
+    Returns (those of at most `longest` tokens, how many were longer). Raises ValueError if none is left.
     """
     questions = []
     for path in paths:

@@ -30,7 +30,7 @@ from outrider_core.protocol.sampling import Sampling
 from outrider_core.targets.bundle import open_target_bundle
 from outrider_core.targets.understudy import Decoding
 
-#: probability from which a stream's lookup is taken to verify a guess
+#: probability above which a stream's lookup is assumed to verify a guess
 WORTH_A_ROW = 0.3
 
 
@@ -59,7 +59,7 @@ def measure(options: argparse.Namespace, console: Console) -> Figures:
 
 
 def predicted(drafter: Drafter, text: list[int], begin: int, rows: np.ndarray) -> dict[str, list[int]]:
-    """What was predicted of the tokens of `text` from `begin` on; rows [tokens, 2, heads, head_dim]: feature rows."""
+    """Return predictions of the tokens of `text` from `begin` on; rows [tokens, 2, heads, head_dim]: feature rows."""
     lookup, levels, ranks, found = StreamLookup(), list[int](), list[int](), list[int]()
     drafter.add_rows(np.arange(begin - 1), rows[: begin - 1])
     for at in range(begin, len(text)):

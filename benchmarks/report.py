@@ -1,4 +1,4 @@
-"""Measure what README and docs quote, and write tables and plots from it: one command for every figure.
+"""Measure the figures of README and docs, and write tables and plots from them: one command for every figure.
 
     python -m benchmarks.report                      the short form, about 15 minutes on two cores
     python -m benchmarks.report --full --prompts specbench.jsonl gsm8k.jsonl
@@ -29,7 +29,7 @@ DOCUMENT = ROOT / "docs" / "measurements.md"
 README = ROOT / "README.md"
 PROMPTS = ROOT / "benchmarks" / "prompts.jsonl"
 BEGIN, END = "<!-- figures: written by python -m benchmarks.report -->", "<!-- end of figures -->"
-#: what every results file says about its run
+#: fields that every results file has about its run
 RUN_FIELDS = ("command", "machine", "date", "commit")
 #: colours of a plot's paper, ink and bars
 SCHEMES = {
@@ -61,7 +61,7 @@ class Bars:
 
 @dataclass(frozen=True)
 class Section:
-    """One benchmark of the report.
+    """A benchmark of the report.
 
     module: under `benchmarks`. short, full: its arguments. prompts: whether it takes --prompts. table: head and rows
     of the section's table; bars: its plot, if it has one.
@@ -79,7 +79,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Result:
-    """One results file: `run` says where the figures come from."""
+    """A results file: `run` says how the figures were measured."""
 
     name: str
     run: dict[str, str]
@@ -101,7 +101,7 @@ def _over_plain(figures: Figures, profile: str, mode: str) -> float:
 
 
 def links_table(figures: Figures) -> Rows:
-    """Tokens per second over links, and what they are of plain decoding over the same link."""
+    """Return tokens per second over links, and their ratio to plain decoding over the same link."""
     rows = [["round trip", *MODES.values(), "answers that differ"]]
     for profile, modes in figures["profiles"].items():
         cells = [f"{_speed(figures, profile, mode):.1f} ({_over_plain(figures, profile, mode):.2f}x)" for mode in MODES]
@@ -330,7 +330,7 @@ def measure(sections: Iterable[Section], full: bool, prompts: Sequence[Path]) ->
 
 
 def read_results(folder: Path = RESULTS) -> dict[str, Result]:
-    """Read the sections' results files. Raises ValueError on one that does not say where it comes from."""
+    """Read the sections' results files. Raises ValueError on one without its origin."""
     results = {}
     for section in SECTIONS:
         path = folder / f"{section.name}.json"

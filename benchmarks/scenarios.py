@@ -151,7 +151,7 @@ def scenario(number: int, recorded: Path | None = None) -> Scenario:
 
 
 def _distorted(curve: CostCurve, rng: random.Random) -> CostCurve:
-    """As a disturbance at the verifier's start may have timed it: a single token, or trees, too dear."""
+    """Distort a curve as a disturbance at the verifier's start may: a single token, or trees, too expensive."""
     one, many = rng.choice([(rng.uniform(1.2, 1.8), 1.0), (1.0, rng.uniform(1.2, 1.8)), (0.6, 0.6), (1.6, 1.6)])
     seconds = [one * curve.seconds[0], *(many * each for each in curve.seconds[1:])]
     return CostCurve(curve.tokens, tuple(float(each) for each in np.maximum.accumulate(seconds)))

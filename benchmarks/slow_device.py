@@ -11,7 +11,7 @@ from outrider_core.drafting.engines import Engine, Floats
 
 @dataclass(frozen=True)
 class SlowEngine:
-    """`engine`, whose steps last at least `seconds`. The wait takes no processor time from the target beside it."""
+    """`engine` with steps of at least `seconds`. The wait takes no processor time from the target beside it."""
 
     engine: Engine
     seconds: float

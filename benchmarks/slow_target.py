@@ -3,7 +3,7 @@
     python -m benchmarks.slow_target --step-ms 60 --drafter drafters/smollm2-135m-instruct-moa --port 8765
 
 Everything else is `python -m cloud.verifier`, whose options follow. Text and acceptance are the small target's own;
-only time is added, the same for a token and for a tree, as on a machine where memory is what a step waits for.
+only time is added, the same for a token and for a tree, as on a machine where memory bandwidth limits a step.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from outrider_core.targets.source import TargetSource
 
 
 class SlowRunner:
-    """`ModelRunner` whose steps take at least so many seconds."""
+    """`ModelRunner` whose steps take at least a given time."""
 
     def __init__(self, runner: ModelRunner, seconds: float) -> None:
         self._runner, self._seconds = runner, seconds

@@ -1,11 +1,11 @@
-"""What a verifier's step costs on several engines, measured in turns in one process.
+"""The cost of a verifier's step on several engines, measured in turns in one process.
 
     python -m benchmarks.step_costs --engines torch vllm                 one thread, float32, 1 and 8 sessions
     python -m benchmarks.step_costs --engines vllm --sessions 1 8 32 64 --dtype bfloat16 --json steps.json
 
 A step is whole: forward, draws, moves of accepted rows and feature rows. Every session has some committed tokens and
-verifies nothing, a chain, or a tree whose second node is right. CPU milliseconds do not count what else the machine
-does; on a GPU wall milliseconds count. The ratio is CPU time over the first engine's.
+verifies nothing, a chain, or a tree whose second node is right. CPU milliseconds exclude the machine's other work;
+on a GPU wall milliseconds count. The ratio is CPU time over the first engine's.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ ROOM = 256  # pool rows of a session beside its committed tokens
 
 
 def branching(nodes: int) -> list[int]:
-    """Parents of a tree with a leaf to every second node, of depths 2, 3, 4 ... below a sixth of them."""
+    """Return the parents of a tree with a leaf on every second node, at depths 2, 3, 4 ... in turn."""
     half, wide = nodes // 2, max(1, nodes // 6)
     return [max(-1, node - wide) for node in range(half)] + list(range(half))
 
 
-#: what each session verifies: parents of its nodes
+#: the tree of each session: parents of its nodes
 SHAPES: dict[str, list[int]] = {
     "plain": [],
     "chain of 6": list(range(-1, 5)),
@@ -69,7 +69,7 @@ class Steps:
         return session
 
     def run(self, parents: Sequence[int]) -> None:
-        """A step in which every session verifies a tree of this shape."""
+        """Run a step in which every session verifies a tree of this shape."""
         self._step(self._sessions, [self._tree(parents, truth) for truth in self._truths])
 
     def _tree(self, parents: Sequence[int], truth: int) -> TokenTree:
@@ -90,7 +90,7 @@ class Steps:
 
 
 def milliseconds(repeats: int, runs: Sequence[Callable[[], object]]) -> list[tuple[float, float]]:
-    """Median (CPU, wall) milliseconds of each, taken in turns."""
+    """Return median (CPU, wall) milliseconds of each, taken in turns."""
     times: list[list[tuple[float, float]]] = [[] for _ in runs]
     for turn in range(repeats + 1):
         for index, run in enumerate(runs):
@@ -102,7 +102,7 @@ def milliseconds(repeats: int, runs: Sequence[Callable[[], object]]) -> list[tup
 
 
 def measure(options: argparse.Namespace, console: Console) -> Figures:
-    """All rows of the table."""
+    """Return all rows of the table."""
     rows, verifiers = max(options.sessions) * 2 * ROOM, dict[str, Verifier]()
     for name in options.engines:
         console.print(f"loading on {name} ...", style="dim")
@@ -134,7 +134,7 @@ def measure(options: argparse.Namespace, console: Console) -> Figures:
 
 
 def show(figures: Figures, console: Console) -> None:
-    """The table."""
+    """Print the table."""
     table = Table(title=f"a step: {', '.join(figures['arithmetics'].values())}; {figures['machine']}")
     for name in figures["steps"][0]:
         table.add_column(name.replace("_", " "), justify="right")

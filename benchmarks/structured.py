@@ -2,7 +2,7 @@
 
     python -m benchmarks.structured --json structured.json
 
-Every schema is answered once by trees and once by a stream, which the target writes alone under the same constraint.
+Every schema is answered once by trees and once by a stream, which the target writes under the same constraint.
 Both texts must be the same. Calls per token: messages to the verifier for each token of the answer.
 """
 
@@ -32,12 +32,12 @@ TEXT, WHOLE, YES = {"type": "string", "maxLength": 60}, {"type": "integer"}, {"t
 
 
 def of(**properties: Any) -> dict[str, Any]:
-    """An object with all of these properties and no others."""
+    """Return the schema of an object with all of these properties and no others."""
     fields = {"properties": properties, "required": list(properties), "additionalProperties": False}
     return {"type": "object", **fields}
 
 
-#: what is asked, and the form of the answer
+#: the question, and the form of the answer
 ASKED: tuple[tuple[str, dict[str, Any]], ...] = (
     ("Describe the city of Paris.", of(city_name=TEXT, country=TEXT, population=WHOLE, is_capital=YES)),
     ("Who was Ada Lovelace?", of(full_name=TEXT, year_of_birth=WHOLE, occupation=TEXT, known_for=TEXT)),
@@ -63,7 +63,7 @@ async def answered(runtime: EdgeRuntime, number: int, options: argparse.Namespac
     question, schema = ASKED[number]
     form = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
     said = [{"role": "user", "content": f"{question} Answer in JSON."}]
-    runtime.forget()  # no answer is drafted from another
+    runtime.forget()  # so that no answer is drafted from another
     async for event in runtime.generate(
         said,
         max_new_tokens=options.max_new_tokens,
@@ -87,7 +87,7 @@ async def measure(options: argparse.Namespace, console: Console) -> dict[str, An
             EdgeRuntime(bundle, verifier.address, pinned=Pinned(mode="tree")) as trees,
             EdgeRuntime(bundle, verifier.address, pinned=Pinned(mode="stream")) as stream,
         ):
-            await answered(trees, 0, options)  # which makes engine and grammar ready
+            await answered(trees, 0, options)  # starts engine and grammar
             for number in track(range(len(ASKED)), "schemas", console=console):
                 turns = (trees, stream) if number % 2 else (stream, trees)
                 ends = {runtime: await answered(runtime, number, options) for runtime in turns}

@@ -1,9 +1,9 @@
-"""All that has to be known of the vLLM engine on a device, in one run of at most twelve minutes.
+"""Measure everything needed about the vLLM engine on a device, in one run of at most twelve minutes.
 
     python -m benchmarks.vllm_device --json build/vllm_device.json          on a GPU
     python -m benchmarks.vllm_device --answers 6 --sessions 1 --new 4 --dtype float32 --minutes 30     tried on a CPU
 
-Stages, each in a process of its own, the most important first; what has no time left is left out, and the file says so:
+Stages, each in its own process, the most important first; stages without time left are skipped, as the file says:
 
     answers              of the default target through trees, in 16 bits: how many are not plain decoding's
     batch_invariant      the same with VLLM_BATCH_INVARIANT=1, which should leave none; vLLM has it on GPUs alone
@@ -35,7 +35,7 @@ LAYOUT = "compaction or rows or chances or neighbours or several_paths"
 
 
 def answers(options: argparse.Namespace, until: float, **environment: str) -> Figures:
-    """Near-ties among answers of the default target through random trees, evictions and reconnects."""
+    """Count near-ties among answers of the default target through random trees, evictions and reconnects."""
     environment |= {"OUTRIDER_ANSWERS": str(options.answers), "OUTRIDER_DTYPE": options.dtype}
     said = _run([*TESTS, "tests/cloud/test_vllm_answers.py"], until, environment)
     found = re.search(r"(\d+) answers in (\S+), (\d+) not plain decoding's; (\d+) evictions", said)
@@ -54,7 +54,7 @@ def steps(options: argparse.Namespace, until: float, graphs: str = "off") -> Fig
 
 
 def own_decoding(options: argparse.Namespace, until: float) -> Figures:
-    """Milliseconds of a step of vLLM by itself, by its number of sequences."""
+    """Return milliseconds of a step of vLLM by itself, by its number of sequences."""
     asked = [str(options.new), options.dtype, *map(str, options.sessions)]
     said = _run(["-m", "benchmarks.vllm_device", "--own", *asked], until)
     (line,) = (line for line in said.splitlines() if line.startswith('{"'))  # vLLM logs there too
@@ -62,7 +62,7 @@ def own_decoding(options: argparse.Namespace, until: float) -> Figures:
 
 
 def decode(new: int, dtype: str, counts: Sequence[int]) -> Figures:
-    """The same, in this process: greedy, with the defaults of vLLM, but not compiled on a CPU."""
+    """Measure the same in this process: greedy, with vLLM's defaults, but not compiled on a CPU."""
     from vllm import LLM, SamplingParams
     from vllm.platforms import current_platform
 
@@ -87,7 +87,7 @@ def decode(new: int, dtype: str, counts: Sequence[int]) -> Figures:
 
 
 def layout(options: argparse.Namespace, until: float) -> Figures:
-    """The tests of where keys and values lie, in float32."""
+    """Run the tests of the layout of keys and values, in float32."""
     files = ["tests/cloud/test_lossless.py", "tests/cloud/test_vllm.py"]
     _run([*TESTS, "-k", LAYOUT, *files], until)
     return {"passed": True}
@@ -108,7 +108,7 @@ def _run(arguments: Sequence[str], until: float, environment: dict[str, str] | N
 
 
 def measure(options: argparse.Namespace, console: Console) -> Figures:
-    """Every stage, with what went wrong in place of figures. What is known so far is in the file after each."""
+    """Run every stage; its error replaces the figures if it fails. The file is updated after each."""
     until, figures = time.monotonic() + 60 * options.minutes, Figures()
     stages: dict[str, Callable[[], Figures]] = {
         "answers": lambda: answers(options, until),

@@ -59,7 +59,7 @@ class HandedOver(Event):
 
 
 class LinkStatus(StrEnum):
-    """Who writes, given the state of the link."""
+    """The state of the link, which decides who writes."""
 
     CONNECTING = "connecting"
     VERIFIED = "verified"  #: the target answers

@@ -383,7 +383,7 @@ class EdgeRuntime:
 
     @property
     def refusal(self) -> str:
-        """Why the verifier refused the answer in progress permanently, so that the device alone writes on; else ""."""
+        """Return why the verifier permanently refused the answer in progress, so that the device writes on; else ""."""
         verifier = self._answer.session.verifier if self._answer else None
         return verifier.complaint if verifier and verifier.refused else ""
 

@@ -1,10 +1,10 @@
-"""What each choice of MoA's training recipe is worth: one change at a time, the same text and the same budget.
+"""The effect of each choice of MoA's training recipe: one change at a time, the same text and the same budget.
 
     python -m lab.ablations --answers build/train/answers-*.jsonl --prompts specbench.jsonl
     python -m lab.ablations --list
 
 Every recipe is trained from the same first weights on the same batches, then drafts for the same questions. Figures are
-written after each one; run the same command again to go on.
+written after each one; run the same command again to continue.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ Figures = dict[str, Any]
 
 
 def train(name: str, sequences: list[Sequence], options: argparse.Namespace) -> Path:
-    """The drafter folder of one recipe, trained if it is not there yet."""
+    """Return the drafter folder of one recipe, trained if it is missing."""
     kind, changes, shapes = RECIPES[name]
     shapes = dict(shapes)
     own_text = shapes.pop("own_text", 0)
@@ -114,7 +114,7 @@ def _run(name: str, trainer: Trainer) -> None:
 
 
 def judge(lab: Lab, folder: Path, questions: list[Question], options: argparse.Namespace, console: Console) -> Figures:
-    """Held-out agreement; tau with features and without any; how long what it writes alone agrees with the target."""
+    """Return held-out agreement; tau with features and without; how long its own text agrees with the target's."""
     stored = json.loads((folder / "config.json").read_text())
     held_out = stored["notes"]["held_out_agreement_by_lag"]
     figures = {f"held_out_{top}": round(statistics.fmean(shares), 4) for top, shares in held_out.items()}
@@ -138,7 +138,7 @@ def judge(lab: Lab, folder: Path, questions: list[Question], options: argparse.N
     }
 
 
-#: column -> figure and how it is printed
+#: column -> figure and its format
 COLUMNS = {
     "held-out top 1": ("held_out_top1", ".3f"), "top 4": ("held_out_top4", ".3f"), "tau": ("tau", ".3f"),
     "without features": ("tau_without_features", ".3f"), "agrees alone until": ("agreed_tokens_alone", ".1f"),
@@ -147,7 +147,7 @@ COLUMNS = {
 
 
 def as_markdown(figures: Figures) -> str:
-    """A row for each recipe; what was not measured is left empty."""
+    """Return a row for each recipe; cells without a measurement stay empty."""
     lines = ["| recipe | " + " | ".join(COLUMNS) + " |", "|---" + "|--:" * len(COLUMNS) + "|"]
     for name, row in figures["recipes"].items():
         cells = [format(row[key], style) if key in row else "" for key, style in COLUMNS.values()]

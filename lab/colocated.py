@@ -3,9 +3,9 @@
     python -m lab.colocated --drafter drafters/smollm2-135m-instruct-moa --port 8765
     python -m benchmarks.network --prompts questions.jsonl --modes ahead stream --stream-by lab.colocated
 
-This is the strongest competitor of drafting on the device: nothing travels between drafting and verifying. It runs the
-device's own drafter code on the same feature rows, so that a comparison is about the place alone. All flags are those
-of `python -m cloud.verifier`, but for --step-ms, which is that of `benchmarks.slow_target`.
+This is the strongest competitor of drafting on the device: nothing is sent between drafting and verifying. It runs the
+device's own drafter code on the same feature rows, so that only the place differs. All flags are those of
+`python -m cloud.verifier`, except --step-ms, which is that of `benchmarks.slow_target`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from outrider_core.protocol.tree import MAX_NODES, TokenTree
 from outrider_core.protocol.wire import Generate
 from outrider_core.targets.source import TargetSource
 
-#: drafting here costs the verifier's own time, so trees are never larger than a device's usual ones
+#: drafting here costs the verifier's own time, so trees are at most as large as a device's usual ones
 NODES = 32
 
 
@@ -51,7 +51,7 @@ class _Drafting:
 
 
 class ColocatedScheduler(Scheduler):
-    """Drafts for every session that GENERATEs. open_drafter: makes a drafter for one of them."""
+    """Drafts for every session with a GENERATE. open_drafter: makes a drafter for one of them."""
 
     def __init__(self, open_drafter: Callable[[], Drafter], *parts: Any, **options: Any) -> None:
         super().__init__(*parts, **{**options, "lookup": None})
@@ -66,7 +66,7 @@ class ColocatedScheduler(Scheduler):
         return super().schedule(waiting, maskless)
 
     def propose(self, session: SessionRecord) -> TokenTree:
-        """See Scheduler.propose; of the drafter's for a GENERATE."""
+        """See Scheduler.propose; for a GENERATE the drafter's tree."""
         request = session.round
         if request is None or not isinstance(request.message, Generate):
             return super().propose(session)
@@ -89,7 +89,7 @@ class ColocatedScheduler(Scheduler):
 
 
 def draft_here() -> None:
-    """Let the verifiers that this process loads draft by themselves."""
+    """Make the verifiers of this process draft by themselves."""
     load = loading.load_model
 
     def loaded(

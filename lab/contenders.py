@@ -1,7 +1,7 @@
 """Drafters behind one interface, for side by side measurements in one process.
 
-All grow the same dynamic tree with the device's own `Drafter` (outrider_core.drafting.drafter); they differ in what a
-step computes and in what they learn of the target after each verification.
+All grow the same dynamic tree with the device's own `Drafter` (outrider_core.drafting.drafter); they differ in a step's
+computation and in what they learn of the target after each verification.
 """
 
 from __future__ import annotations
@@ -39,20 +39,18 @@ from outrider_core.protocol.sampling import Sampling
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
 
-#: cost of a row that no path is likely enough for: EAGLE's rows would take a step each, so what is
-#: compared does without
+#: a row cost that no path is worth: EAGLE's spare rows would take a step each, so all contenders go without
 NO_SPARE_ROWS = 2.0
 #: the target's embedding and LM head, each [vocab, hidden_size]
 Tables = tuple[torch.Tensor, torch.Tensor]
 
 
 class Contender:
-    """One drafter. `fresh` begins a text; `learn` tells what the target knows of tokens start.. of it.
+    """A drafter. `fresh` begins a text; `learn` passes the target's states of tokens start.. of it.
 
-    packed: feature rows as they travel (outrider_core.protocol.rows); hidden: the target's last hidden states [n,
-    hidden_size].
-    producer: makes the rows on the verifier's side, None where none are read.
-    hash: of the drafter's weights. head: its LM head, where it runs in torch.
+    packed: feature rows as sent (outrider_core.protocol.rows); hidden: the target's last hidden states [n,
+    hidden_size]. producer: makes the rows on the verifier's side, None if none are read. hash: of the drafter's
+    weights. head: its LM head, if it runs in torch.
     """
 
     name: str
@@ -61,15 +59,15 @@ class Contender:
     head: nn.Module | None = None
 
     def fresh(self) -> Any:
-        """A Drafter, or what grows trees as one does."""
+        """Return a Drafter, or an object with its interface."""
         raise NotImplementedError
 
     def learn(self, drafter: Any, start: int, packed: bytes, hidden: Floats) -> None:
-        """Most drafters know tokens only."""
+        """Learn from the target; most drafters read tokens only."""
 
 
 class MoAContender(Contender):
-    """MoA, eager or through the engine of a bundle; row_cost: as of `Drafter`."""
+    """MoA, eager or through the engine of a bundle; row_cost: see `Drafter`."""
 
     def __init__(
         self, name: str, folder: Path, tables: Tables, bundle: Bundle | None = None, lookup: bool = False,
@@ -100,7 +98,7 @@ class MoAContender(Contender):
 
 
 class VariantContender(Contender):
-    """MoA with one thing changed, eager; see lab.baselines.files.VARIANTS."""
+    """MoA with one change, eager; see lab.baselines.files.VARIANTS."""
 
     def __init__(self, name: str, folder: Path, tables: Tables) -> None:
         self.name = name
@@ -140,7 +138,7 @@ class VariantContender(Contender):
 
 
 class _RowsAndLayer(TorchFeatures):
-    """Feature rows; and, for the target's last layer, what it holds itself."""
+    """Feature rows, and the keys and values of the target's last layer."""
 
     def __init__(self, config: MoAConfig, half: ServerHalf, device: torch.device, kept: KeptLayers | None) -> None:
         super().__init__(config, half, device)
@@ -186,9 +184,9 @@ class BaselineContender(Contender):
 
 
 class KeptLayers:
-    """What the target's `layers` hold of each position of the text at hand, as a FeatureProducer is told it.
+    """A FeatureProducer that keeps K and V of the target's `layers` at each position of the present text.
 
-    It is kept as it is: packed into feature rows it would lose precision, which no EAGLE does.
+    They are kept unpacked: packing into feature rows would lose precision, which no EAGLE does.
     """
 
     shape = RowShape(1, 2)
@@ -198,17 +196,17 @@ class KeptLayers:
         self._kept: dict[int, torch.Tensor] = {}
 
     def rows(self, kv: torch.Tensor, positions: Sequence[int]) -> Floats:
-        """See FeatureProducer.rows; there is nothing in them."""
+        """See FeatureProducer.rows; they are empty."""
         self._kept |= zip(positions, kv.float().cpu(), strict=True)
         return np.zeros((len(positions), 2, *self.shape), np.float32)
 
     def of(self, positions: Sequence[int]) -> torch.Tensor:
-        """K and V [n, layers, kv_width] of these positions."""
+        """Return K and V [n, layers, kv_width] of these positions."""
         return torch.stack([self._kept[position] for position in positions])
 
 
 class Unfed(Contender):
-    """A drafter that never hears of the target: a conversation begun with no features at all."""
+    """A drafter without the target's states: a conversation begun with no features at all."""
 
     def __init__(self, name: str, base: Contender) -> None:
         self.name, self.hash, self._base = name, base.hash, base
@@ -218,9 +216,9 @@ class Unfed(Contender):
 
 
 class SampledContender(Contender):
-    """A drafter whose candidates are drawn (MCSD), with `seeds` of the target's if the published process is wanted.
+    """A drafter whose candidates are drawn (MCSD), with `seeds` of the target's for the published process.
 
-    early: stop drafting where it says so.
+    early: when to stop drafting.
     """
 
     def __init__(
@@ -239,7 +237,7 @@ class SampledContender(Contender):
 
 
 class _TokensOnly:
-    """The small LM as an engine: its layers' keys stand side by side, feature rows are not read."""
+    """The small LM as an engine: its layers' keys are stored side by side, feature rows are not read."""
 
     def __init__(self, model: Baseline) -> None:
         self._model = model
@@ -260,10 +258,9 @@ class _TokensOnly:
 
 
 class EagleDrafter(Drafter):
-    """EAGLE's drafting state: beside every cached token, what stands for the target's hidden state of it.
+    """EAGLE's drafting state: with every cached token, its hidden state.
 
-    That is the target's own where it is known (EAGLE-3: a mixture of it and of other layers), else the head's
-    prediction.
+    That is the target's own if known (EAGLE-3: a mixture of it and of other layers), else the head's prediction.
     """
 
     def __init__(self, model: Baseline) -> None:
@@ -280,18 +277,18 @@ class EagleDrafter(Drafter):
         self._known = np.zeros(len(self.keys), bool)
 
     def add_hidden(self, start: int, hidden: Floats) -> None:
-        """What stands for the target's last hidden states [n, hidden_size] of positions start.."""
+        """Add the target's last hidden states [n, hidden_size], or their substitute, of positions start..."""
         self._states[start : start + len(hidden)] = hidden
         self._known[start : start + len(hidden)] = True
 
     def _step(self, tokens: Ints, positions: Ints, wanted: Ints, mask: Floats, past: int) -> Floats:
         size = len(tokens)
-        # a token's parent is the last it sees besides itself
+        # a token's parent is the last token it sees besides itself
         seen = mask == 0
         seen[np.arange(size), past + np.arange(size)] = False
         parents = np.where(seen.any(1), past + size - 1 - np.argmax(seen[:, ::-1], 1), -1)
         if size > 1 and ((parents >= past) & ~self._known[parents]).any():
-            # the parent's state is predicted in this very step: go token by token
+            # the parent's state is predicted in this very step: run token by token
             rows = [
                 self._step(
                     tokens[i : i + 1], positions[i : i + 1], np.arange(1), mask[i : i + 1, : past + i + 1], past + i
@@ -310,12 +307,12 @@ class EagleDrafter(Drafter):
         return logits
 
     def _advance(self, prefix: list[int], spare: Sequence[SpareRow] = ()) -> Floats:
-        """Slots behind the text hold drafts, whose hidden states are never the target's."""
+        """Advance the cache. Slots after the text hold drafts, whose hidden states are never the target's."""
         self._known[len(prefix) - 1 :] = False
         return super()._advance(prefix, spare)
 
     def _reroot(self, prefix: list[int], sampling: Sampling, rules: Rules | None) -> None:
-        """No drafted row stays: it was computed from predicted states, and the target's are known now."""
+        """Drop every drafted row: it was computed from predicted states, and the target's are known now."""
 
 
 @torch.inference_mode()
@@ -329,7 +326,7 @@ def _run(
     keys: Floats,
     values: Floats,
 ) -> tuple[Floats, Floats, Floats, Floats]:
-    """One step: logits [wanted, draft_vocab], new keys, new values, states [n, hidden_size]."""
+    """Run one step: logits [wanted, draft_vocab], new keys, new values, states [n, hidden_size]."""
     inputs = (tokens, positions, mask, keys, values)
     ids, places, masked, past_keys, past_values = (torch.from_numpy(x)[None] for x in inputs)
     known = None if features is None else torch.from_numpy(features)[None]

@@ -1,4 +1,4 @@
-"""Draw how a drafter learnt, as its config.json tells it.
+"""Draw a drafter's learning curve from its config.json.
 
     python -m lab.curve drafters/smollm2-135m-instruct-moa --output docs/training.svg
 
@@ -20,7 +20,7 @@ Point = Sequence[float]
 
 
 def as_svg(title: str, stages: Sequence[Sequence[Point]]) -> str:
-    """A picture of stages that follow one another, each [(step, loss, agreement), ...]. Raises ValueError."""
+    """Draw consecutive stages, each [(step, loss, agreement), ...], as SVG. Raises ValueError."""
     if not stages or not all(stages):
         raise ValueError("there is no curve; it was trained before `export train` kept one")
     ends = [stage[-1][0] for stage in stages]

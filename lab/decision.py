@@ -4,11 +4,11 @@
         --output build/decision.safetensors
     python -m lab.drafters --prompts specbench.jsonl --mcsd --decision build/decision.safetensors
 
-The drafter answers training prompts at temperature 1 with drawn trees. Every drafted token is an example: what the
-drafter knew where it drew the token (`--kind`) and the probability clamp(p / q, 0, 1) of accepting it. The published
-hard model learns instead whether the most likely tokens agree; here a threshold means the same for both kinds.
+The drafter answers training prompts at temperature 1 with drawn trees. Every drafted token is an example: the drafter's
+state at the draw (`--kind`) and the probability clamp(p / q, 0, 1) of accepting it. The published hard model learns
+instead whether the most likely tokens agree; here a threshold means the same for both kinds.
 
-Never give it evaluation prompts. The file names its prompts, and `lab.drafters` refuses to be asked one of them.
+Never use evaluation prompts. The file names its prompts, and `lab.drafters` refuses to run on one of them.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def collect(
     seed: int,
     console: Console,
 ) -> tuple[Examples, Examples]:
-    """(training, validation) examples from one answer of at most `new` tokens to each question."""
+    """Return (training, validation) examples from one answer of at most `new` tokens to each question."""
     parts: tuple[list[Examples], list[Examples]] = ([], [])
     for number, question in enumerate(track(questions, "collecting", console=console)):
         contender.examples.clear()
@@ -106,14 +106,14 @@ def collect(
 
 
 def joined(examples: list[Examples]) -> Examples:
-    """All of them as one; ValueError where there are none."""
+    """Join all of them. Raises ValueError if there are none."""
     if not examples:
         raise ValueError(f"too little to learn from: at least {VALIDATION} prompts are needed")
     return Examples(np.concatenate([e.features for e in examples]), np.concatenate([e.labels for e in examples]))
 
 
 def constant_loss(training: Examples, validation: Examples) -> float:
-    """Validation loss of always predicting the mean training label, nats."""
+    """Return the validation loss of always predicting the mean training label, nats."""
     guess, mean = np.float64(training.labels.mean()), np.float64(validation.labels.mean())
     return float(-mean * np.log(guess) - (1 - mean) * np.log(1 - guess))
 

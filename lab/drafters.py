@@ -7,9 +7,9 @@
     python -m lab.drafters --prompts specbench.jsonl --temperature 1 --mcsd --decision build/decision.safetensors
     python -m lab.drafters --prompts gsm8k.jsonl --offline --drafters build/moa build/eagle2 build/lm
 
-Every question is answered by plain decoding and by every drafter in turns, so that a disturbance meets all of them.
+Every question is answered by plain decoding and by every drafter in turns, so that a disturbance affects all of them.
 tau: tokens committed per verification, accepted drafts and the target's own one. accepted: acceptance rate as in
-arXiv 2409.10644, levels accepted of those drafted (the level of target seeds is among those drafted).
+arXiv 2409.10644, levels accepted of those drafted (the level of target seeds included).
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def measure(
     repeats: int,
     console: Console,
 ) -> Figures:
-    """Figures by drafter and group."""
+    """Return figures by drafter and group."""
     answers: dict[tuple[str, str], list[list[Answer]]] = defaultdict(list)
     entries: list[Contender | None] = [None, *contenders]
     different = dict.fromkeys((c.name for c in contenders), 0)
@@ -93,7 +93,7 @@ def measure(
 
 
 def summarise(answers: list[list[Answer]], plain: list[list[Answer]]) -> Figures:
-    """Over questions; times are the median of a question's repeats."""
+    """Summarise over questions; times are the median of a question's repeats."""
     first = [repeated[0] for repeated in answers]
     tokens, rounds = sum(len(a.tokens) for a in first), sum(len(a.accepted) for a in first)
     levels = sum(sum(a.depths) for a in first)
@@ -122,7 +122,7 @@ def summarise(answers: list[list[Answer]], plain: list[list[Answer]]) -> Figures
 
 
 def as_markdown(figures: Figures) -> str:
-    """tau (speed over plain decoding), by group and drafter."""
+    """Return tau (speed over plain decoding), by group and drafter."""
     drafters = figures["drafters"]
     names = [name for name in drafters if name != "plain"]
     groups = list(drafters["plain"])
@@ -163,7 +163,7 @@ def show(figures: Figures, title: str, console: Console) -> None:
 
 
 def plot(figures: Figures, path: Path) -> None:
-    """Acceptance by depth of every drafter, as a picture."""
+    """Plot acceptance by depth of every drafter."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 4), layout="constrained")
@@ -178,7 +178,7 @@ def plot(figures: Figures, path: Path) -> None:
 
 
 def open_contender(name: str, folder: Path, tables: Tables) -> Contender:
-    """The drafter in `folder`, by its kind."""
+    """Open the drafter in `folder`, by its kind."""
     kind = drafter_kind(folder)
     if kind in VARIANTS:
         return VariantContender(name, folder, tables)
@@ -192,9 +192,9 @@ def open_contenders(
     bundle: Bundle | None = None,
     row_costs: Sequence[float] = (USUAL,),
 ) -> list[Contender]:
-    """The drafter in `[NAME=]FOLDER`, by its kind; MoA also with prompt lookup, and through the engine of its bundle.
+    """Open the drafter in `[NAME=]FOLDER`, by its kind; MoA also with prompt lookup, and through its bundle's engine.
 
-    Without a name it has the folder's. row_costs: one of the last kind for each, as of `Drafter`.
+    Without a name it has the folder's. row_costs: one of the last kind for each, see `Drafter`.
     """
     name, _, place = named.rpartition("=")
     folder = Path(place)
@@ -213,7 +213,7 @@ def open_contenders(
 
 
 def first_moa(folders: list[Path]) -> Path:
-    """A verifier has a drafter, whoever drafts."""
+    """Return the first MoA drafter: the verifier needs one, whichever drafts."""
     return next((folder for folder in folders if drafter_kind(folder) == "moa"), default_drafter())
 
 
@@ -315,7 +315,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def open_lab(options: argparse.Namespace, folders: list[Path]) -> Lab:
-    """A lab for the drafters in `folders`; of the options it reads target, dtype, device, threads and nodes."""
+    """Return a lab for the drafters in `folders`; of the options it reads target, dtype, device, threads and nodes."""
     settings = Settings(
         model=options.target,
         dtype=options.dtype,
@@ -332,7 +332,10 @@ def open_lab(options: argparse.Namespace, folders: list[Path]) -> Lab:
 def early_stops(
     files: list[Path], threshold: float, contenders: list[Contender], questions: list[Question]
 ) -> dict[str, EarlyStop]:
-    """By drafter hash. DecisionError for a model of another drafter and for one that learnt from a question."""
+    """Return early stops by drafter hash.
+
+    Raises DecisionError for another drafter's model, or one trained on a question.
+    """
     stops = {}
     for file in files:
         model, drafter, prompts = load(file)

@@ -1,4 +1,4 @@
-"""The kinds of drafter that are compared: MoA, and those it is measured against with as many trained parameters."""
+"""The kinds of drafter that are compared: MoA, and baselines with as many trained parameters."""
 
 from __future__ import annotations
 

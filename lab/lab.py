@@ -1,4 +1,4 @@
-"""A target in this process and a drafter beside it: what every comparison of drafters runs on."""
+"""A target in this process and a drafter beside it, in which all comparisons of drafters run."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ PREFILL = 512
 
 
 def fast_dtype() -> Dtype:
-    """The number format of a target here unless one is asked for: what this machine multiplies faster in."""
+    """Return the default number format of a target here: the one that this machine multiplies faster."""
     return training_dtype("cuda" if torch.cuda.is_available() else "cpu")
 
 
 @dataclass
 class Answer:
-    """One answer: its tokens and what it took. Seconds without the prefill."""
+    """An answer: its tokens and costs. Seconds without the prefill."""
 
     tokens: list[int] = field(default_factory=list)
     accepted: list[int] = field(default_factory=list)  # drafts accepted, by round
     depths: list[int] = field(default_factory=list)  # levels drafted, by round
-    #: per round: what its tokens' -log p is above the entropy of p on average; 0 in the mean where nothing is lost
+    #: per round: its tokens' -log p minus the entropy of p; 0 on average if nothing is lost
     surprise: list[float] = field(default_factory=list)
     nodes: int = 0
     steps: int = 0  # of the drafter's engine
@@ -51,13 +51,13 @@ class Answer:
 
 
 class Lab:
-    """A target that is verified on right here, without sockets or threads of its own."""
+    """A target that verifies in this process, without sockets or threads."""
 
     def __init__(self, verifier: Verifier) -> None:
         usual = verifier.engine
         self.verifier, self.eos = verifier, usual.eos_ids
         self.engine = RuleEngine(usual.runner, usual.pool, usual.producer, self.eos, verifier.max_context)
-        assert verifier.tokenizer is not None  # only where a test gave none
+        assert verifier.tokenizer is not None  # None only in tests
         self.tokenizer = verifier.tokenizer
         self._hidden = torch.empty(0)
         self._count = 0
@@ -128,7 +128,7 @@ class Lab:
 
     @torch.inference_mode()
     def replay(self, prompt: list[int], truth: list[int], contender: Contender, shape: TreeShape) -> Answer:
-        """What `answer` would have accepted on the way to `truth`, the target's own text: one forward in all."""
+        """Return what `answer` would have accepted on the way to `truth`, the target's own text: one forward in all."""
         text, answer = [*prompt, *truth], Answer(tokens=truth)
         session, drafter = self.open(text, Sampling(), contender), contender.fresh()
         hidden = self.prefill(session, contender, None)
@@ -157,7 +157,7 @@ class Lab:
     def prefill(
         self, session: SessionRecord, contender: Contender | None, drafter: Any, room: int = MAX_NODES + 1
     ) -> NDArray[np.float32]:
-        """Run the text but for its last token, keeping `room` for what comes; teach the drafter, where there is one.
+        """Run the text without its last token, keeping `room` for more; teach the drafter, if there is one.
 
         Returns the last hidden states [tokens run, hidden_size].
         """
@@ -175,7 +175,7 @@ class Lab:
         return np.concatenate(hidden) if hidden else np.zeros((0, 0), np.float32)
 
     def forward(self, session: SessionRecord, tree: TokenTree) -> torch.Tensor:
-        """The target's logits [1 + nodes, vocab] behind a prefilled text and behind every node of `tree`."""
+        """Return the target's logits [1 + nodes, vocab] after a prefilled text and after every node of `tree`."""
         logits = self.engine.forward([Segment.of(session, self.engine.pool, 1, tree)])
         assert isinstance(logits, TorchLogits)
         return logits.values
@@ -184,7 +184,7 @@ class Lab:
         self.verifier.sessions.forget(session.id)
 
     def _surprise(self, tree: TokenTree, walked: AcceptedPath, sampling: Sampling) -> float:
-        """Sum over a round's tokens of -log p(token) - entropy(p), p the distribution that is sampled from; nats."""
+        """Sum -log p(token) - entropy(p) over a round's tokens, p the sampling distribution; nats."""
         rows = [0, *(1 + node for node in walked.accepted)]
         tokens = [*(tree.tokens[node] for node in walked.accepted), walked.bonus]
         distributions = draft_distribution(self.engine.logits[rows].float().cpu().numpy(), sampling)
@@ -196,7 +196,7 @@ class Lab:
     def _teach(
         self, contender: Contender | None, drafter: Any, session: SessionRecord, start: int, places: list[int]
     ) -> None:
-        """Give the drafter what the last step knows of positions start..: they stood at `places` of its row."""
+        """Pass the last step's states of positions start.. to the drafter: they were at `places` of its row."""
         if contender is None:
             return
         hidden: NDArray[np.float32] = self._hidden[places].float().cpu().numpy()

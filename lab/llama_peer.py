@@ -1,10 +1,10 @@
-"""llama.cpp as a process that answers prompts: run by `lab.peers` with any Python that has llama-cpp-python.
+"""llama.cpp as a process that answers prompts: `lab.peers` runs it with any Python that has llama-cpp-python.
 
     PYTHON lab/llama_peer.py model.gguf THREADS CONTEXT LOOKUP < requests
 
-Needs nothing of this project. A first line of output says that the model is loaded or why not; then each line of
-input {"prompt": [ids], "new": n} is answered by one of output {"tokens": [ids], "seconds": s}.
-LOOKUP: tokens that it drafts by prompt lookup; 0: it decodes plainly.
+Needs nothing of this project. A first line of output reports that the model is loaded or why not; then each line of
+input {"prompt": [ids], "new": n} is answered by one of output {"tokens": [ids], "seconds": s}. LOOKUP: tokens that it
+drafts by prompt lookup; 0: it decodes plainly.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def main() -> int:
             n_threads=threads,
             n_threads_batch=threads,
             draft_model=drafter,
-            logits_all=drafter is not None,  # it keeps them all then, and without this has room for a batch's
+            logits_all=drafter is not None,  # keeps the logits of all tokens, for which there is only room with this
             verbose=False,
         )
     except Exception as error:
@@ -44,7 +44,7 @@ def main() -> int:
 
 
 def answer(model: Any, prompt: list[int], new: int) -> tuple[list[int], float]:
-    """Exactly `new` greedy tokens behind `prompt`, and their seconds without the prompt's."""
+    """Return exactly `new` greedy tokens after `prompt`, and their seconds without the prompt's."""
     model.reset()
     if prompt[:-1]:
         model.eval(prompt[:-1])

@@ -1,10 +1,10 @@
-"""How likely a guess of lookup is where the drafter has a say: what `Guess.probability` is compared with.
+"""Measure the probability of lookup's guesses beside the drafter's, as a reference for `Guess.probability`.
 
     python -m lab.lookup_mix --answers corpora/smollm2-135m-instruct.corpus --count 100
     python -m lab.lookup_mix --prompts specbench.jsonl --count 60
 
-In text that the drafter has learnt from, or in the target's greedy answers to questions: at every position with a
-guess, what each rule makes of the target's own choice.
+In the drafter's training text, or in the target's greedy answers to questions: at every position with a guess, the
+probability that each rule gives to the target's own choice.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ from outrider_core.models.moa import MoA
 from outrider_core.models.target import Target, load_target
 from outrider_core.targets.source import TargetSource
 
-#: tokens of a question and of an answer to it at most
+#: most tokens of a question and of its answer
 PROMPT, ANSWER = 900, 128
-#: tokens drafted behind one root
+#: tokens drafted after one root
 WINDOW = (3, 9)
-#: of a -log p at most, so that no single token decides a mean
+#: largest -log p that counts, so that no single token decides a mean
 MOST_LOSS = 14.0
 
-#: how likely a guess is, by its rate and the drafter's own probability, None of a token that it does not know
+#: probability of a guess, from its rate and the drafter's own probability, None for a token that it does not know
 RULES: dict[str, Callable[[Guess, float | None], float]] = {
     "drafter alone": lambda _, q: q or 0.0,
     "apart": lambda guess, q: guess.apart(q or 0.0),
@@ -57,14 +57,14 @@ RULES: dict[str, Callable[[Guess, float | None], float]] = {
 
 @dataclass
 class Score:
-    """Of the target's choices: -log p in all, and how many were among the first 1, 2 and 4."""
+    """Scores of the target's choices: -log p in all, and how many were among the first 1, 2 and 4."""
 
     loss: float = 0.0
     first: dict[int, int] = field(default_factory=lambda: dict.fromkeys((1, 2, 4), 0))
     positions: int = 0
 
     def add(self, log_q: Tensor, token: int, p: float, wanted: int) -> None:
-        """log_q [vocab]: the drafter's, of the guess `token` too; p: what the rule makes of that."""
+        """Add a position. log_q [vocab]: the drafter's, with the guess `token`; p: the rule's probability of it."""
         p, q = min(SUREST, max(FAINTEST, p)), min(SUREST, float(log_q[token].exp()))
         log_p = log_q + (log1p(-p) - log1p(-q))
         log_p[token] = log(p)
@@ -75,13 +75,13 @@ class Score:
             self.first[most] += rank < most
 
     def figures(self) -> dict[str, float]:
-        """Means over positions."""
+        """Return means over positions."""
         shares = {f"first_{most}": round(hits / max(1, self.positions), 4) for most, hits in self.first.items()}
         return {"loss": round(self.loss / max(1, self.positions), 4), **shares}
 
 
 def answered(target: Target, prompts: list[tuple[str, ...]], console: Console) -> list[Sequence]:
-    """The target's greedy answers."""
+    """Return the target's greedy answers."""
     plans = {i: Conversation((UserTurn(turns[0]),)) for i, turns in enumerate(prompts)}
     with tempfile.TemporaryDirectory() as folder, console.status("the target answers"):
         path = Path(folder) / "answers.jsonl"
@@ -95,7 +95,7 @@ def answered(target: Target, prompts: list[tuple[str, ...]], console: Console) -
 def choices(
     student: MoA, features: OnlineFeatures, index: int, rng: random.Random
 ) -> Iterator[tuple[int, Tensor, int]]:
-    """(position, the drafter's log-probabilities [vocab], the target's greedy token) of one text's answers."""
+    """Yield (position, the drafter's log-probabilities [vocab], the target's greedy token) of one text's answers."""
     text = features.sequences[index]
     kv, hidden = features.batch([index])
     size, window = len(text.ids), rng.randint(*WINDOW)

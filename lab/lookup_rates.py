@@ -1,4 +1,4 @@
-"""How often lookup guesses the target's token, by length of the longest match, in the text and in earlier ones.
+"""Measure how often lookup guesses the target's token, by match length, in the text and in earlier ones.
 
     python -m lab.lookup_rates corpora/smollm2-135m-instruct.corpus
 
@@ -28,7 +28,7 @@ Rates = list[tuple[int, int, float]]  # (match length, positions, hit rate)
 
 
 def measure(sequences: Iterable[Sequence]) -> tuple[Rates, Rates]:
-    """Rates of matches in the text itself, and of runs in earlier texts where the text's own guess is less sure.
+    """Return rates of matches in the text itself, and of runs in earlier texts if the text's own guess is less sure.
 
     The earlier texts are those of the sequences before.
     """

@@ -1,11 +1,11 @@
-"""May an understudy draft? Its chains beside the drafter's trees, and both mixed, by what the target accepts.
+"""Drafting by the understudy: its chains beside the drafter's trees, and both mixed, by the target's acceptance.
 
     python -m lab.mixed --prompts specbench.jsonl --bundle build/bundle --count 12
 
-Every row drafts along the target's own answers. "trees": the drafter's; "chains": as many tokens of the understudy's as
---chain says, one after another; "both": one tree of the two; "siblings": both, and below every token of the chain the
-drafter's two likeliest others. nodes: of a tree in the mean. tau: tokens a round. What a round takes is another
-matter: see `edge_runtime.speed.chains`, and `benchmarks.network --modes warm`.
+Every row drafts along the target's own answers. "trees": the drafter's; "chains": --chain tokens of the understudy,
+one after another; "both": one tree of the two; "siblings": both, and below every token of the chain the drafter's two
+likeliest others. nodes: of a tree on average. tau: tokens a round. The time of a round is another question: see
+`edge_runtime.speed.chains`, and `benchmarks.network --modes warm`.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ Way = tuple[int, ...]
 
 
 def paths_of(tree: TokenTree) -> list[Way]:
-    """The tokens on the way to every node."""
+    """Return the tokens on the way to every node."""
     return [tuple(tree.tokens[step] for step in tree.path(node)) for node in range(len(tree))]
 
 
 def tree_of(paths: Sequence[Way]) -> TokenTree:
-    """One tree of all these, each of which comes behind those it goes on with."""
+    """Build one tree of all these, each of which comes after those it extends."""
     nodes: dict[Way, int] = {(): ROOT}
     tokens, parents = list[int](), list[int]()
     for path in paths:
@@ -61,7 +61,7 @@ def tree_of(paths: Sequence[Way]) -> TokenTree:
 
 
 class Mixed:
-    """Drafts as a `Drafter` does, with an understudy. row: see the module."""
+    """Drafts like a `Drafter`, with an understudy. row: see the module."""
 
     def __init__(self, row: str, drafter: Drafter, understudy: Understudy, chain: int) -> None:
         self._row, self.drafter, self._understudy, self._chain = row, drafter, understudy, chain
@@ -86,7 +86,7 @@ class Mixed:
 
 
 class MixedContender(MoAContender):
-    """The drafter of a bundle, with the understudy of another that it may carry."""
+    """The drafter of a bundle, with the understudy of the same or another bundle."""
 
     def __init__(
         self, row: str, folder: Path, tables: Tables, bundle: Bundle, understudy: Understudy, chain: int

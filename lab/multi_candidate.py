@@ -41,7 +41,7 @@ Accept = Callable[[NDArray[np.float32]], tuple[list[int], int]]
 
 
 class RuleEngine(TargetEngine):
-    """The verifier's engine with an acceptance rule of choice; where `rule` is None, the product's own."""
+    """The verifier's engine with a selectable acceptance rule; if `rule` is None, the product's own."""
 
     rule: Accept | None = None
     logits = torch.empty(0)  # of the last step
@@ -72,10 +72,10 @@ class EarlyStop(NamedTuple):
 class SampledDrafter:
     """Draws the full tree of a profile (children per level) from a drafter's distribution; `accept` judges it.
 
-    early: when to stop before the end of the profile; exact all the same, as no candidate is dropped once it is
-    drawn. head: the drafter's LM head, whose input is what a soft decision model reads.
-    seeds: 0 for MCSD with residual rejection, drawn without replacement. Else the published target-initialised
-    process with `seeds` seeds, which is LOSSY; it begins with the first round of MCSD that accepts something.
+    early: when to stop before the end of the profile; exact all the same, as no drawn candidate is dropped. head: the
+    drafter's LM head, whose input a soft decision model reads. seeds: 0 for MCSD with residual rejection, drawn without
+    replacement. Otherwise the published target-initialised process with `seeds` seeds, which is LOSSY; it begins with
+    the first round of MCSD that accepts something.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class SampledDrafter:
         return self.inner.steps
 
     def draft(self, prefix: list[int], sampling: Sampling, shape: TreeShape) -> DeviceDraft:
-        """The tree to verify; candidates that say the same stand in it once. shape: its depth alone counts."""
+        """Return the tree to verify; equal candidates are in it once. shape: only its depth counts."""
         self._sampling = sampling
         self.inner.lookup = None
         level_distributions = _LevelDistributions(self.inner, prefix, sampling, self._token, self._head)
@@ -128,7 +128,7 @@ class SampledDrafter:
         return model.proceed(self.levels[-1].features(model.config.kind), threshold)
 
     def accept(self, logits: NDArray[np.float32]) -> tuple[list[int], int]:
-        """See `Accept`. Only rows on the way are turned into distributions, unless the rule wants all."""
+        """See `Accept`. Only rows on the path become distributions, unless the rule wants all."""
         tree, (p, q) = self.drafted.tree, self.distributions(logits)
         if self._seed_distribution is None:
             rule = sample_and_match if self._sampling.greedy else residual_without_replacement
@@ -142,37 +142,37 @@ class SampledDrafter:
             path, self._seed_distribution = verify_multiseed(
                 forest, distributions, self._chooser, lossy=True, greedy=self._sampling.greedy
             )
-        # seeds stand in for a token behind the path; its last token is run once more, as the next root
+        # seeds stand in for a token after the path; its last token is run once more, as the next root
         return [self._places[node] for node in path[:-1]], tree.tokens[path[-1]]
 
     def distributions(self, logits: NDArray[np.float32]) -> tuple[_Lazy, _Lazy]:
-        """p and q over the whole vocabulary, rows as in `Draft`, of the target's logits for the tree that was sent."""
+        """Return p and q over the whole vocabulary, rows as in `Draft`, from the target's logits for the tree sent."""
         rows = [0, *(1 + place for place in self._places)]
         p = _Lazy(len(rows), lambda row: target_distribution(logits[rows[row]][None], self._sampling)[0])
         return p, _Lazy(len(self.drafted.q), lambda row: self._spread(row, logits.shape[1]))
 
     def _token(self, column: int) -> int:
-        """Distributions are over the draft vocabulary; columns behind it are seeds that it lacks."""
+        """Return the token of a column: the draft vocabulary's, then seeds that it lacks."""
         return self._ids[column] if column < len(self._ids) else column - len(self._ids)
 
     def _spread(self, row: int, vocab: int) -> Distributions:
         distribution = np.zeros(vocab)
-        if self.drafted.q.shape[1]:  # else there are seeds alone
+        if self.drafted.q.shape[1]:  # else there are only seeds
             distribution[self.inner.draft_ids] = self.drafted.q[row]
         return distribution
 
 
 class Level(NamedTuple):
-    """What the drafter knows of the nodes that it drafts a level below.
+    """The drafter's knowledge of the nodes above a level that it drafts.
 
-    q [nodes, draft_vocab]; states [nodes, hidden_size], its last hidden ones: [nodes, 0] where no head was given.
+    q [nodes, draft_vocab]; states [nodes, hidden_size], its last hidden ones: [nodes, 0] if no head was given.
     """
 
     q: Distributions
     states: NDArray[np.float32]
 
     def features(self, kind: str) -> NDArray[np.float32]:
-        """[nodes, features] of a decision model of that kind."""
+        """Return [nodes, features] for a decision model of that kind."""
         return hard_features(self.q) if kind == "hard" else self.states
 
 
@@ -196,7 +196,7 @@ class _LevelDistributions:
     def __call__(self, tree: CandidateTree, frontier: range) -> Distributions:
         with _inputs(self._head) as given:
             logits = self._logits(tree, frontier)
-        # one input per step, and some drafters take several; the rows asked for are the last
+        # one input per step, and some drafters take several; the requested rows are the last
         states = torch.cat(given)[-len(logits) :] if given else torch.empty(len(logits), 0)
         self.levels.append(Level(draft_distribution(logits, self._sampling), states.float().cpu().numpy()))
         return self.levels[-1].q
@@ -214,7 +214,7 @@ class _LevelDistributions:
 
 @contextmanager
 def _inputs(module: nn.Module | None) -> Iterator[list[Tensor]]:
-    """What `module` is called with meanwhile."""
+    """Yield the inputs that `module` is called with in the meantime."""
     given: list[Tensor] = []
     if module is None:
         yield given
@@ -240,7 +240,7 @@ class _Lazy:
 
 
 def merged(tree: CandidateTree) -> tuple[TokenTree, list[int]]:
-    """(tree in which every path of tokens stands once, for every candidate its node there)."""
+    """Return (tree in which every path of tokens occurs once, for every candidate its node there)."""
     tokens: list[int] = []
     parents: list[int] = []
     places: list[int] = []

@@ -1,4 +1,4 @@
-"""How good is what a drafter writes alone? The link is cut after a share of each answer; the drafter finishes it."""
+"""Quality of a drafter's own text: the link is cut after a share of each answer, and the drafter finishes it."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ Figures = dict[str, Any]
 
 @dataclass(frozen=True)
 class Written:
-    """One answer that was finished alone. agreed: tokens up to the first that is not the target's own."""
+    """An answer that was finished offline. agreed: tokens up to the first that is not the target's own."""
 
     tokens: list[int]
     agreed: int
-    wanted: int  # tokens that the target's own continuation has
+    wanted: int  # tokens of the target's own continuation
     nats: float  # -log p of `tokens` under the target, summed
-    solved: bool | None  # the last number is the solution; None where none is known
+    solved: bool | None  # the last number is the solution; None if none is known
 
 
 @torch.inference_mode()
 def finish_alone(lab: Lab, contender: Contender | None, prompt: list[int], answer: list[int], cut: float) -> list[int]:
-    """Token ids that follow `prompt` and the first `cut` of `answer`; without a drafter the answer's own rest."""
+    """Return token ids that follow `prompt` and the first `cut` of `answer`; without a drafter the answer's rest."""
     kept = answer[: int(cut * len(answer))]
     if contender is None:
         return answer[len(kept) :]
@@ -53,7 +53,7 @@ def finish_alone(lab: Lab, contender: Contender | None, prompt: list[int], answe
 
 @torch.inference_mode()
 def nats(lab: Lab, text: list[int], written: list[int]) -> float:
-    """-log p of `written` behind `text` under the target, summed over at most MAX_NODES tokens."""
+    """Return -log p of `written` after `text` under the target, summed over at most MAX_NODES tokens."""
     session = lab.open(text, GREEDY, None)
     lab.prefill(session, None, None)
     logits = lab.forward(session, TokenTree.chain(written[:MAX_NODES])).double()
@@ -63,7 +63,7 @@ def nats(lab: Lab, text: list[int], written: list[int]) -> float:
 
 
 def last_number(text: str) -> str | None:
-    """The last number in a text, without thousands separators and trailing zeros; None where there is none."""
+    """Return the last number in a text, without thousands separators and trailing zeros; None if there is none."""
     found = re.findall(r"-?\d[\d,]*\.?\d*", text)
     return str(float(found[-1].replace(",", ""))) if found else None
 
@@ -76,7 +76,7 @@ def measure(
     console: Console,
     cuts: Sequence[float] = CUTS,
 ) -> Figures:
-    """Figures by drafter ("target" writes its own) and cut. questions: prompt ids, and the solution where known."""
+    """Return figures by drafter ("target" writes its own) and cut. questions: prompt ids, and the solution if known."""
     written: dict[str, dict[float, list[Written]]] = {}
     for prompt, solution in track(questions, "answers finished alone", console=console):
         answer = lab.answer(prompt, None, GREEDY, new).tokens
@@ -96,7 +96,7 @@ def measure(
 
 
 def summarise(written: list[Written]) -> Figures:
-    """Means over answers; perplexity over all tokens written."""
+    """Return means over answers; perplexity over all tokens written."""
     judged = [each.solved for each in written if each.solved is not None]
     tokens = sum(min(len(each.tokens), MAX_NODES) for each in written)
     return {

@@ -3,18 +3,18 @@
     python -m lab.peers --prompts specbench.jsonl --threads 1
     python -m lab.peers --prompts specbench.jsonl --bundle build/bundle --llama-python /tmp/llama/bin/python
 
-Everyone gets the same token ids and has the same threads; the prompt is not timed. They take turns within every
-question, so that a disturbance meets all of them. All write the same number of tokens, whether or not the text has
-ended before. "as plain" says of those who speculate how many of their texts are what they write themselves without.
+All get the same token ids and the same number of threads; the prompt is not timed. They take turns within every
+question, so that a disturbance affects all of them. All write the same number of tokens, whether or not the text has
+ended before. "as plain": for speculating ones, how many texts equal their own without speculation.
 
 --bundle adds this project on a single device (`LocalVerifier`, the 8-bit engine): one token a step, the target's stream
 with lookup's guesses in it, trees only, and what the device chooses itself. These rows alone end where the text
 ends, and their first token counts as prompt.
 
 llama.cpp computes on the GGUF file that the default target is made from: 4-bit weights and 8-bit activations, so its
-text may differ from ours, which comes from the same weights multiplied out. Its own speculation is prompt lookup; for a
-draft model it would need a smaller one of the same vocabulary, which the default target has not. It is not a dependency
-of this project: give --llama-python an interpreter that has it. To get one:
+text may differ from ours, which uses the same weights dequantised. Its own speculation is prompt lookup; a draft model
+would have to be a smaller one of the same vocabulary, which the default target lacks. It is not a dependency of this
+project: give --llama-python an interpreter that has it. To get one:
 
     python -m venv /tmp/llama && /tmp/llama/bin/pip install llama-cpp-python
 """
@@ -58,7 +58,7 @@ from outrider_core.protocol.prefix import common_prefix
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.targets.source import TargetSource
 
-#: whose text the others are compared with
+#: the row that the others are compared with
 REFERENCE = "engine float32"
 #: this project on a single device, one step a token
 PLAIN = "engine 8 bits"
@@ -72,15 +72,14 @@ class PeerError(RuntimeError):
 
 
 class Peer(Protocol):
-    """name: its row. megabytes: weights on disk or in memory, read once a step. plain: the row of the same without
-    speculation, None where there is none."""
+    """name: its row. megabytes: weights, read once a step. plain: its row without speculation, or None."""
 
     name: str
     megabytes: float
     plain: str | None
 
     def answer(self, prompt: list[int], new: int) -> tuple[list[int], float]:
-        """Exactly `new` greedy tokens behind `prompt` (token ids), and the seconds without the prompt's."""
+        """Return exactly `new` greedy tokens after `prompt` (token ids), and the seconds without the prompt's."""
 
 
 class EnginePeer:
@@ -101,14 +100,14 @@ class EnginePeer:
 
 
 class TransformersPeer:
-    """`generate` of transformers, behind a prompt that is in its cache already."""
+    """`generate` of transformers, after a prompt that is in its cache already."""
 
     plain: str | None = None
 
     def __init__(self, settings: Settings) -> None:
         self.name = f"transformers {settings.dtype}"
         self.model = load_target(TargetSource.resolve(settings.model), settings.dtype, settings.device).model
-        self.model.generation_config.eos_token_id = None  # it writes on behind the end
+        self.model.generation_config.eos_token_id = None  # it writes on after the end
         self.megabytes = weight_megabytes(self.model.config, self.model.dtype)
 
     @torch.inference_mode()
@@ -144,7 +143,7 @@ class DevicePeer:
 
     def answer(self, prompt: list[int], new: int) -> tuple[list[int], float]:
         first = begun = 0.0
-        self.runtime.forget()  # what is repeated is not drafted from the first time
+        self.runtime.forget()  # so that repetitions are not drafted from the first time
         for event in self.runtime.generate(prompt, max_new_tokens=new):
             if isinstance(event, Verified) and not first:
                 first, begun = len(event.tokens), time.perf_counter()
@@ -155,7 +154,7 @@ class DevicePeer:
 
 
 class LlamaPeer:
-    """llama.cpp in a process of its own. Raises PeerError where it does not start or ends early.
+    """llama.cpp in a separate process. Raises PeerError if it does not start or ends early.
 
     lookup: tokens that it drafts from the text itself; 0: it decodes plainly.
     """
@@ -182,7 +181,7 @@ class LlamaPeer:
             self._process.stdin.write(json.dumps({"prompt": prompt, "new": new}) + "\n")
             self._process.stdin.flush()
         except BrokenPipeError:
-            pass  # reading tells
+            pass  # reading reports it
         reply = self._read()
         return reply["tokens"], reply["seconds"]
 
@@ -201,7 +200,7 @@ class LlamaPeer:
 
 
 def weight_megabytes(config: Any, dtype: torch.dtype) -> float:
-    """What one token reads of the weights: all matrices of the layers and the LM head, in 10^6 bytes."""
+    """Return the weights read per token, in 10^6 bytes: all matrices of the layers and the LM head."""
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     matrices = sum(m.weight.numel() for m in model.modules() if type(m) is torch.nn.Linear)
@@ -217,7 +216,7 @@ def measure(
     console: Console,
     groups: Sequence[str] = (),
 ) -> Figures:
-    """Figures by peer; see `summarise`. groups: of the prompts, for the speed over plain decoding in each."""
+    """Return figures by peer; see `summarise`. groups: of the prompts, for the speed over plain decoding in each."""
     texts: dict[str, list[list[int]]] = defaultdict(list)
     seconds: dict[str, list[float]] = defaultdict(list)
     for number, prompt in enumerate(track(prompts, "questions", console=console)):
@@ -249,13 +248,13 @@ def measure(
 
 
 def speed(texts: list[list[int]], seconds: list[float], groups: Sequence[str], group: str) -> float:
-    """Tokens per second of the group's answers."""
+    """Return tokens per second of the group's answers."""
     own = [(len(text), took) for text, took, its in zip(texts, seconds, groups, strict=True) if its == group]
     return sum(tokens for tokens, _ in own) / sum(took for _, took in own)
 
 
 def summarise(peer: Peer, texts: list[list[int]], seconds: list[float], truths: list[list[int]]) -> Figures:
-    """seconds: of each question, the median of its repeats. truths: the reference's texts up to their ends."""
+    """Summarise a peer. seconds: each question's median. truths: the reference's texts up to their ends."""
     tokens = sum(len(text) for text in texts)
     same = [common_prefix(text, truth) for text, truth in zip(texts, truths, strict=True)]
     return {
@@ -270,7 +269,7 @@ def summarise(peer: Peer, texts: list[list[int]], seconds: list[float], truths: 
 
 
 def ended(text: list[int], eos: frozenset[int]) -> list[int]:
-    """The text up to its first end-of-answer token, which counts."""
+    """Return the text up to and including its first end-of-answer token."""
     return text[: next((place + 1 for place, token in enumerate(text) if token in eos), len(text))]
 
 
@@ -330,12 +329,12 @@ def run(options: argparse.Namespace, console: Console) -> Figures:
         longest = lab.verifier.max_context - options.max_new_tokens
         questions, too_long = read_questions(options.prompts, options.count, lab.encode, longest)
         prompts, groups = [question.prompt for question in questions], [question.group for question in questions]
-        # 8 bits a weight, where the first engine has 16
+        # 8 bits a weight instead of the first engine's 16
         peers = [*llamas, *open_devices(options, engines[0].megabytes / 2, threads, stack), *peers]
         if options.only:
             wanted = [*options.only, REFERENCE]
             peers = [peer for peer in peers if any(word in peer.name for word in wanted)]
-        for peer in peers:  # kernels are made at the first call
+        for peer in peers:  # kernels are compiled at the first call
             peer.answer(prompts[0], 2)
         measured = measure(peers, prompts, options.max_new_tokens, options.repeats, engines[0].eos, console, groups)
     return {
@@ -350,10 +349,9 @@ def run(options: argparse.Namespace, console: Console) -> Figures:
 
 
 def open_devices(options: argparse.Namespace, megabytes: float, threads: int, stack: ExitStack) -> list[DevicePeer]:
-    """This project on a single device, in each mode, behind a target of so many megabytes; none without a bundle.
+    """Open this project on a single device, in each mode, with a target of `megabytes`; none without a bundle.
 
-    The target computes every prompt anew, as one that nobody has asked before: drafters read it meanwhile. The stack
-    closes them.
+    The target computes every prompt anew, as for a new question: drafters read it meanwhile. The stack closes them.
     """
     if options.bundle is None:
         return []
@@ -379,7 +377,7 @@ def open_devices(options: argparse.Namespace, megabytes: float, threads: int, st
 
 
 def open_llamas(options: argparse.Namespace, threads: int, stack: ExitStack) -> tuple[list[LlamaPeer], str | None]:
-    """llama.cpp without and with lookup, or none and why not: it is left out where nobody asked for it.
+    """Open llama.cpp without and with lookup, or none with the reason: it is left out unless requested.
 
     The stack closes them.
     """

@@ -1,9 +1,9 @@
-"""Train what MoA is compared with, on the same text with the same losses and as many parameters.
+"""Train baselines for MoA, on the same text with the same losses and as many parameters.
 
     python -m lab.train --drafter eagle2 --prompts prompts.jsonl --output-dir build/eagle2
     python -m lab.train --drafter lm --answers build/train/answers-0123456789ab.jsonl --output-dir build/lm
 
-All other options are those of `python -m export train`; of the same ones the same answers and features are used.
+All other options are those of `python -m export train`; equal options use the same answers and features.
 """
 
 from __future__ import annotations

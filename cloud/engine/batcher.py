@@ -87,12 +87,12 @@ class Batcher:
 
     @property
     def alive(self) -> bool:
-        """Whether the thread runs, does not hang in a step, and not every step fails."""
+        """Return whether the thread runs, does not hang in a step, and not every step fails."""
         return self.broken is None
 
     @property
     def idle(self) -> bool:
-        """Whether no request waits or runs."""
+        """Return whether no request waits or runs."""
         return not self.requests and self._queue.empty() and not self.watchdog.busy
 
     def submit(self, request: EngineRequest) -> None:

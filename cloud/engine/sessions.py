@@ -46,7 +46,7 @@ class SettledRound:
 
 @dataclass(eq=False)
 class SessionRecord:
-    """One conversation. tokens: committed ids, the last is the root; rows: feature rows from position 0 on.
+    """A conversation. tokens: committed ids, the last is the root; rows: feature rows from position 0 on.
 
     seq: number of the last VERIFY or GENERATE that has ended. Keys and values are in the pool under the session's id.
     rows_due: the first position whose row has not been sent to the device. account: name of its account. rules: of its

@@ -1,4 +1,4 @@
-"""One `/metrics` for a fleet: the proxy sends a scrape to any replica, so each collects the reports of all."""
+"""A common `/metrics` for a fleet: the proxy sends a scrape to any replica, so each collects the reports of all."""
 
 from __future__ import annotations
 

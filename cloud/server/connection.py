@@ -1,4 +1,4 @@
-"""One device's connection without I/O: frames in, frames out, the engine in between."""
+"""A device's connection without I/O: frames in, frames out, the engine in between."""
 
 from __future__ import annotations
 

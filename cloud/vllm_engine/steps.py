@@ -1,4 +1,4 @@
-"""One rank's share of a step: the code that uses vLLM's model runner and its KV cache.
+"""A rank's share of a step: the code that uses vLLM's model runner and its KV cache.
 
 With a single rank this runs in the verifier's process; with several, vLLM starts a worker process for each, which calls
 `StepWorker`. Only this file and `executor.py` use vLLM's internals. `tests/cloud/test_vllm.py` checks each of them;

@@ -1,1 +1,1 @@
-"""One answer as a pure state machine: no I/O, no thread, no clock."""
+"""An answer as a pure state machine: no I/O, no thread, no clock."""

@@ -24,7 +24,7 @@ REFUSED_SECONDS = 10.0
 
 
 class Reading(StrEnum):
-    """How far the understudy has read."""
+    """The understudy's progress in reading."""
 
     ABSENT = "absent"  #: there is none, or the policy excludes it
     IDLE = "idle"  #: it has nothing to do
@@ -73,12 +73,12 @@ class OfflineWriter:
 
     @property
     def device_only(self) -> bool:
-        """Whether the target is never asked."""
+        """Return whether the target is never asked."""
         return self._policy.writer is WhoWrites.DEVICE_ONLY
 
     @property
     def silenced(self) -> bool:
-        """Whether the device may write none of this answer."""
+        """Return whether the device may write none of this answer."""
         return not self.supported or self._policy.writer is WhoWrites.CLOUD_ONLY
 
     @property
@@ -88,7 +88,7 @@ class OfflineWriter:
 
     @property
     def writes_first(self) -> bool:
-        """Whether the device writes without waiting for the target."""
+        """Return whether the device writes without waiting for the target."""
         can = self._drafter or self.reading not in (Reading.ABSENT, Reading.BROKEN)
         return can and self._policy.writer in (WhoWrites.PREFER_DEVICE, WhoWrites.DEVICE_ONLY) and not self.muted
 
@@ -105,7 +105,7 @@ class OfflineWriter:
 
     @property
     def drafter_is_done(self) -> bool:
-        """Whether the drafter has written as much as is useful, or is missing."""
+        """Return whether the drafter has written as much as is useful, or is missing."""
         if not self._drafter:
             return True
         limited = self._policy.offline is Offline.SENTENCE and self.may_be_taken_back and not self._urged
@@ -163,12 +163,12 @@ class OfflineWriter:
 
     @property
     def coming(self) -> bool:
-        """Whether the understudy will write, but cannot yet."""
+        """Return whether the understudy will write, but cannot yet."""
         return self.reading in (Reading.IDLE, Reading.UNDER_WAY)
 
     @property
     def drafts(self) -> bool:
-        """Whether the understudy has read along, and can draft for the target."""
+        """Return whether the understudy has read along, and can draft for the target."""
         return self._warm and self.reading is Reading.DONE
 
     def next_writer(self) -> Writer | PauseReason | None:

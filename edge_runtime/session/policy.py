@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class WhoWrites(StrEnum):
-    """Who writes the text of an answer."""
+    """The writer of an answer."""
 
     PREFER_CLOUD = "prefer-cloud"  #: the target's; the device writes while the target is silent
     PREFER_DEVICE = "prefer-device"  #: the device writes at once, at most `lead` tokens ahead; the target corrects it
@@ -23,7 +23,7 @@ class OnReturn(StrEnum):
 
 
 class Offline(StrEnum):
-    """How far the device writes offline."""
+    """The limit of offline writing."""
 
     SENTENCE = "sentence"  #: an understudy to the end of the answer; the drafter to the end of its sentence
     CONTINUE = "continue"  #: to the end of the answer, or until it repeats itself
@@ -40,7 +40,7 @@ class UnderstudyUse(StrEnum):
 
 @dataclass(frozen=True)
 class Policy:
-    """Who writes, and what happens to offline text. Plain strings such as "device-only" work too.
+    """An app's choice who writes, and what happens to offline text. Plain strings such as "device-only" work too.
 
     Args:
         writer: Whose text an answer is.
@@ -79,5 +79,5 @@ class Policy:
 
     @property
     def target_first(self) -> bool:
-        """Whether the target writes whenever it can, so that trees and streams are alternatives."""
+        """Return whether the target writes whenever it can, so that trees and streams are alternatives."""
         return self.writer in (WhoWrites.PREFER_CLOUD, WhoWrites.CLOUD_ONLY)

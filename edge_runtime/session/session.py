@@ -1,4 +1,4 @@
-"""One answer as a pure state machine: events in, actions out. No I/O, no threads, no clock.
+"""An answer as a pure state machine: events in, actions out. No I/O, no threads, no clock.
 
 The whole idea: `committed` tokens were drawn by the target (or are the prompt); `provisional` tokens after them were
 written offline. The user sees both. A verdict commits the accepted path and the token that the target drew after it.
@@ -268,7 +268,7 @@ class Session:
         return self._next(now)
 
     def wake_at(self) -> float | None:
-        """When to call `tick`, or None."""
+        """Return when to call `tick`, or None."""
         return min((moment for _, moment in self._deadlines()), default=None)
 
     def tick(self, now: float) -> list[Action]:

@@ -29,7 +29,7 @@ class Writer(StrEnum):
 
 
 class PauseReason(StrEnum):
-    """Why offline writing is paused."""
+    """The reason why offline writing is paused."""
 
     UNSURE = "unsure"  #: the last tokens written were too improbable
     LIMIT = "limit"  #: the drafter, without an understudy to follow it, has reached the end of a sentence

@@ -68,7 +68,7 @@ class Transcript:
 
     @property
     def ended(self) -> bool:
-        """Whether the target ended the answer."""
+        """Return whether the target ended the answer."""
         return self.committed[-1] in self.eos_ids and len(self.committed) > self.begin
 
     @property
@@ -77,7 +77,7 @@ class Transcript:
 
     @property
     def full(self) -> bool:
-        """Whether the text, provisional part included, is at its end, or the drafter only repeats itself."""
+        """Return whether the text, provisional part included, is at its end, or the drafter only repeats itself."""
         return self.end_alone is not None
 
     @property
@@ -102,7 +102,7 @@ class Transcript:
         self.stats.understudy += writer is Writer.UNDERSTUDY
 
     def _looping(self) -> bool:
-        """Whether the last LOOP tokens were written offline and occur in the answer already."""
+        """Return whether the last LOOP tokens were written offline and occur in the answer already."""
         tail = self.provisional[-LOOP:]
         if len(tail) < LOOP:
             return False

@@ -118,12 +118,12 @@ class VerifierState:
 
     @property
     def can_ask(self) -> bool:
-        """Whether a request may be sent."""
+        """Return whether a request may be sent."""
         return self.linked and not self.refused and self.in_flight is None and self.retry_at is None
 
     @property
     def streams(self) -> bool:
-        """Whether the target streams: its next token is awaited."""
+        """Return whether the target streams: its next token is awaited."""
         return self.in_flight is not None and self.in_flight.kind is RequestKind.STREAM
 
     @property

@@ -64,7 +64,7 @@ class OngoingConversation:
 
     @property
     def unread(self) -> bool:
-        """Whether the target has not read `ids` yet, as the user speaks next."""
+        """Return whether the target has not read `ids` yet, as the user speaks next."""
         return len(self.ids) == self.begin
 
     def add(self, token: int, ends: set[int]) -> None:

@@ -37,7 +37,7 @@ class Share:
 
     @property
     def first(self) -> bool:
-        """Whether this process reports and writes for all."""
+        """Return whether this process reports and writes for all."""
         return self.rank == 0
 
     @contextmanager

@@ -21,10 +21,10 @@ class Chooser(Protocol):
     """Takes every random decision of a procedure."""
 
     def accept(self, probability: float) -> bool:
-        """True with `probability`; 1 and above is always, 0 and below is never."""
+        """Return True with `probability`; 1 and above is always, 0 and below is never."""
 
     def draw(self, weights: Floats) -> int:
-        """An index of weights [n] (non-negative, not all zero, need not sum to 1), as likely as its share."""
+        """Return an index of weights [n] (non-negative, not all zero, need not sum to 1), as likely as its share."""
 
 
 class RandomChooser:
@@ -43,7 +43,7 @@ class RandomChooser:
 
 
 class _Branch:
-    """Follows `script`, then takes the first of the possible decisions and notes the `others`."""
+    """Follows `script`, then takes the first possible decision and notes the `others`."""
 
     def __init__(self, script: list[int]) -> None:
         self.script, self.weight = script, 1.0
@@ -70,7 +70,7 @@ class _Branch:
 
 
 def distribution_of(procedure: Callable[[Chooser], Outcome]) -> dict[Outcome, float]:
-    """The exact distribution of what `procedure` returns: outcome -> probability.
+    """Return the exact distribution of the results of `procedure`: outcome -> probability.
 
     The procedure runs once per leaf of its decision tree, so it must depend on nothing but its chooser.
     """

@@ -30,7 +30,7 @@ THRESHOLD = 0.4
 
 
 class DecisionError(RuntimeError):
-    """A file holds no decision model."""
+    """A file is not a decision model."""
 
 
 @dataclass(frozen=True)
@@ -46,17 +46,17 @@ class DecisionConfig:
 
     @classmethod
     def soft(cls, hidden_size: int) -> DecisionConfig:
-        """For hidden states [n, hidden_size]."""
+        """Return the shapes for hidden states [n, hidden_size]."""
         return cls("soft", hidden_size, (1024, 512) if hidden_size >= 2048 else (512, 256))
 
     @classmethod
     def hard(cls) -> DecisionConfig:
-        """For `hard_features`."""
+        """Return the shapes for `hard_features`."""
         return cls("hard", 1 + TOP, (44,))
 
 
 class DecisionModel(nn.Module):
-    """Features [n, features] float32 -> logits [n] of the acceptance probability; ReLU between linear layers."""
+    """Maps features [n, features] float32 to logits [n] of the acceptance probability; ReLU between linear layers."""
 
     def __init__(self, config: DecisionConfig) -> None:
         super().__init__()
@@ -73,20 +73,19 @@ class DecisionModel(nn.Module):
 
     @torch.inference_mode()
     def scores(self, features: Reals) -> NDArray[np.float32]:
-        """Predicted acceptance probabilities [n], float32."""
+        """Return predicted acceptance probabilities [n], float32."""
         predicted: NDArray[np.float32] = torch.sigmoid(self(_tensor(features))).numpy()
         return predicted
 
     def proceed(self, features: Reals, threshold: float = THRESHOLD) -> bool:
-        """Draft another level? Yes while ANY node scores above the threshold; features [nodes, features]."""
+        """Return whether to draft another level: if ANY node scores above the threshold; features [nodes, features]."""
         return bool((self.scores(features) > threshold).any())
 
 
 def hard_features(q: Reals) -> NDArray[np.float32]:
-    """float32 [n, 11] of distributions q [n, vocab]: entropy in nats, then the ten largest probabilities, largest
-    first.
+    """Return float32 [n, 11] of distributions q [n, vocab]: entropy in nats, then the ten largest probabilities.
 
-    A vocabulary of fewer than ten tokens is filled up with zeros.
+    The largest comes first. A vocabulary of fewer than ten tokens is padded with zeros.
     """
     features = np.zeros((len(q), 1 + TOP), np.float32)
     top = min(TOP, q.shape[1])
@@ -96,7 +95,7 @@ def hard_features(q: Reals) -> NDArray[np.float32]:
 
 
 def soft_labels(p: Reals, q: Reals, tokens: Sequence[int]) -> NDArray[np.float32]:
-    """float32 [n]: clamp(p / q, 0, 1) of the tokens [n] drafted from distributions q [n, vocab], for the target's p."""
+    """Return float32 [n]: clamp(p / q, 0, 1) of the tokens [n] drafted from q [n, vocab], for the target's p."""
     rows = np.arange(len(tokens))
     chosen = np.asarray(tokens, np.int64)
     labels: NDArray[np.float32] = np.clip(p[rows, chosen] / q[rows, chosen], 0.0, 1.0).astype(np.float32)
@@ -104,12 +103,12 @@ def soft_labels(p: Reals, q: Reals, tokens: Sequence[int]) -> NDArray[np.float32
 
 
 def hard_labels(p: Reals, q: Reals) -> NDArray[np.float32]:
-    """float32 [n]: 1 where p [n, vocab] and q [n, vocab] agree on the most likely token."""
+    """Return float32 [n]: 1 where p [n, vocab] and q [n, vocab] agree on the most likely token."""
     return (p.argmax(1) == q.argmax(1)).astype(np.float32)
 
 
 def balanced(labels: Reals, generator: np.random.Generator) -> NDArray[np.int64]:
-    """Indices of as many 1s as 0s, the larger class subsampled, in ascending order; labels [n] of 0 and 1."""
+    """Return indices of as many 1s as 0s, the larger class subsampled, in ascending order; labels [n] of 0 and 1."""
     ones, zeros = np.flatnonzero(labels == 1.0), np.flatnonzero(labels == 0.0)
     size = min(len(ones), len(zeros))
     return np.sort(np.concatenate([generator.choice(part, size, replace=False) for part in (ones, zeros)]))
@@ -134,7 +133,7 @@ def train(
     seed: int = 0,
     report: Callable[[float], None] = lambda loss: None,
 ) -> list[float]:
-    """Binary cross-entropy with Adam; the weights of the epoch with the lowest validation loss stay.
+    """Minimise binary cross-entropy with Adam; keep the weights of the epoch with the lowest validation loss.
 
     Defaults as published. report: called with the validation loss after each epoch. Returns the validation loss before
     training and after each epoch.
@@ -159,13 +158,13 @@ def train(
 
 @torch.inference_mode()
 def validation_loss(model: DecisionModel, examples: Examples) -> float:
-    """Mean binary cross-entropy in nats."""
+    """Return the mean binary cross-entropy in nats."""
     logits = model(_tensor(examples.features))
     return float(functional.binary_cross_entropy_with_logits(logits, _tensor(examples.labels)))
 
 
 class Trained(NamedTuple):
-    """drafter: hash of the drafter it judges. prompts: names of what it learnt from, on which it proves nothing."""
+    """drafter: hash of the drafter it judges. prompts: names of its training prompts, on which it proves nothing."""
 
     model: DecisionModel
     drafter: str
@@ -173,14 +172,14 @@ class Trained(NamedTuple):
 
 
 def save(trained: Trained, path: Path) -> None:
-    """One safetensors file; all but the weights stands in its header."""
+    """Write one safetensors file; its header holds everything but the weights."""
     model, drafter, prompts = trained
     described = asdict(model.config) | {"drafter": drafter, "prompts": sorted(prompts)}
     save_file(model.state_dict(), path, metadata={"decision": json.dumps(described)})
 
 
 def load(path: Path) -> Trained:
-    """What `save` wrote; DecisionError, one line, if it is something else."""
+    """Read a file of `save`. Raises DecisionError, one line, if it is something else."""
     try:
         with safe_open(path, "pt") as file:
             stored = json.loads((file.metadata() or {})["decision"])

@@ -1,8 +1,8 @@
-"""MoA with a second block on the device: what depth would bring there, and what it would cost.
+"""MoA with a second block on the device, to measure its gain and its cost.
 
-"self": another self-attention block before cross-attention, whose keys stand beside the first one's in the cache. It is
-placed there because what is cached may not depend on the rows that have arrived. "cross": another cross-attention block
-behind the first, with queries of its own on the same rows: no more travels and no more is cached.
+"self": another self-attention block before cross-attention, whose keys are cached beside the first one's. It is placed
+there because cached values must not depend on the rows that have arrived. "cross": another cross-attention block after
+the first, with its own queries on the same rows: nothing more is sent or cached.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class DeeperHalf(DeviceHalf):
 
 
 class DeeperMoA(MoA):
-    """MoA whose second block changes nothing before it is trained, so that it can go on from a drafter without one."""
+    """MoA whose second block has no effect before it is trained, so that training can start without one."""
 
     where: Literal["self", "cross"]
 

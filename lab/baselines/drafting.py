@@ -12,15 +12,15 @@ from lab.baselines.sampling import Draw
 from lab.baselines.trees import CandidateTree, How, Siblings
 from outrider_core.protocol.tree import ROOT
 
-#: (tree so far, nodes of its newest level or range(ROOT, 0) for the root) -> distributions [nodes, vocab] behind each
-#: of them
+#: (tree so far, nodes of its newest level or range(ROOT, 0) for the root) -> distributions [nodes, vocab] after each of
+#: them
 LevelDistribution = Callable[[CandidateTree, range], Floats]
-#: (tree with a level just drafted, the nodes it was drafted below, their q [nodes, vocab]) -> go on?
+#: (tree with a level just drafted, the nodes above that level, their q [nodes, vocab]) -> continue?
 Proceed = Callable[[CandidateTree, range, Floats], bool]
 
 
 class Draft(NamedTuple):
-    """q [rows, vocab]: row 0 is the distribution behind the root, row 1 + i behind node i; the last level has no rows.
+    """q [rows, vocab]: row 0 is the distribution after the root, row 1 + i after node i; the last level has no rows.
 
     Row 0 of a forest of seeds is zero: the drafter drew none of them.
     """
@@ -37,11 +37,11 @@ def grow(
     seeds: Sequence[int] = (),
     proceed: Proceed | None = None,
 ) -> Draft:
-    """A tree with profile[d] children below every node of level d (arXiv 2401.06706), breadth-first.
+    """Grow a tree with profile[d] children below every node of level d (arXiv 2401.06706), breadth-first.
 
     level_distribution runs the drafter on one level at a time; its rows are distributions, warped as the candidates
-    are to be drawn. Given `seeds`, those distinct tokens are the first level, at most profile[0] of them.
-    `proceed` is asked after every drafted level but the last one; the level just drafted is kept whatever it says.
+    should be drawn. If `seeds` are given, those distinct tokens are the first level, at most profile[0] of them.
+    `proceed` is called after every level but the last one; the level just drafted is kept in any case.
     """
     if len(seeds) > (profile[0] if profile else 0) or len(set(seeds)) < len(seeds):
         raise ValueError(f"{len(seeds)} seeds, not distinct or more than the first level of {tuple(profile)}")
@@ -69,10 +69,10 @@ def grow(
 
 
 def surviving(forest: Draft, token: int) -> Draft:
-    """What a forest of hedges is worth once the target has drawn `token`: the tree below the seed of that token.
+    """Return the part of a forest of hedges below the seed `token`, once the target has drawn it.
 
-    Lossless, unlike choosing among seeds by what follows them (`multiseed`): the target alone decides the token, and
-    the candidates below it are the drafter's draws whatever it decided. Without such a seed the tree is empty.
+    Lossless, unlike choosing among seeds by their continuations (`multiseed`): the target alone decides the token, and
+    the candidates below it are the drafter's draws in any case. Without such a seed the tree is empty.
     """
     tree = forest.tree
     roots = [node for node in tree.children[0] if tree.tokens[node] == token]

@@ -1,4 +1,4 @@
-"""What MoA is compared with, read from and written to folders in the form that all drafters have."""
+"""Read and write baselines in folders of the form that all drafters have."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from outrider_core.models.moa_config import DrafterError, MoAConfig
 
 
 def build_baseline(config: BaselineConfig) -> Baseline:
-    """A fresh drafter of these shapes."""
+    """Return a new drafter of these shapes."""
     return Eagle3(config) if config.kind == "eagle3" else Baseline(config)
 
 
-#: MoA with one thing changed, by the `type` of its folder
+#: MoA with one change, by the `type` of its folder
 VARIANTS: dict[str, Callable[[MoAConfig], MoA]] = {
     "tli1": ReusedLayerMoA,
     "moa-second-self": SecondSelfMoA,
@@ -43,7 +43,7 @@ def save_baseline(folder: Path, model: Baseline, notes: dict[str, Any]) -> None:
 
 
 def load_baseline(folder: Path, tables: tuple[Tensor, Tensor]) -> tuple[Baseline, str]:
-    """The drafter in `folder` on the target's embedding and LM head, each [vocab, hidden_size]; and its hash.
+    """Load the drafter in `folder` with the target's embedding and LM head, each [vocab, hidden_size]; and its hash.
 
     float32. Raises DrafterError with one clear line.
     """
@@ -57,7 +57,7 @@ def load_baseline(folder: Path, tables: tuple[Tensor, Tensor]) -> tuple[Baseline
 
 
 def load_variant(folder: Path, tables: tuple[Tensor, Tensor]) -> tuple[MoA, str]:
-    """The same for one of VARIANTS."""
+    """Load the same for one of VARIANTS."""
     with _broken_is_one_line(folder):
         values, tensors, raw = _read(folder, VARIANTS)
         config = MoAConfig.from_dict(values)
@@ -69,7 +69,7 @@ def load_variant(folder: Path, tables: tuple[Tensor, Tensor]) -> tuple[MoA, str]
 
 
 def _read(folder: Path, kinds: Collection[str]) -> tuple[dict[str, Any], dict[str, Tensor], dict[str, bytes]]:
-    """A drafter's config.json, its tensors in float32, and as they are stored."""
+    """Read a drafter's config.json, its tensors in float32, and in their stored form."""
     values = json.loads((folder / CONFIG_FILE).read_text())
     if values.get("type") not in kinds:
         raise DrafterError(f"{folder}: a {values.get('type')} drafter is none of these: {', '.join(kinds)}")

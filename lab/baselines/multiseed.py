@@ -22,26 +22,25 @@ from outrider_core.protocol.tree import ROOT
 
 
 class LossyError(RuntimeError):
-    """A lossy method was used without saying so."""
+    """A lossy method was used without lossy=True."""
 
 
 class SeededVerdict(NamedTuple):
-    """path: nodes that become output, the winning seed first; seed_distribution [vocab]: where the next seeds come
-    from."""
+    """path: nodes that become output, the winning seed first; seed_distribution [vocab]: of the next seeds."""
 
     path: list[int]
     seed_distribution: Floats
 
 
 def draw_seeds(distribution: Floats, count: int, chooser: Chooser, greedy: bool = False) -> tuple[int, ...]:
-    """`count` distinct tokens from the target's distribution [vocab]; greedy: its most likely ones."""
+    """Draw `count` distinct tokens from the target's distribution [vocab]; greedy: its most likely ones."""
     return (draw_top if greedy else draw_distinct)(distribution, count, chooser).tokens
 
 
 def verify_multiseed(
     forest: Draft, p: NDArray[np.floating], chooser: Chooser, *, lossy: bool = False, greedy: bool = False
 ) -> SeededVerdict:
-    """One round on a forest grown below seeds (`drafting.grow` with `seeds`); refuses to run without lossy=True.
+    """Run one round on a forest grown below seeds (`drafting.grow` with `seeds`); refuses to run without lossy=True.
 
     Seeds count as accepted. Every drafted node is accepted with probability p / q of its token on its own (greedy: if
     it is the target's most likely one), the longest accepted path wins, the first of equals. p [nodes + 1, vocab]

@@ -1,8 +1,8 @@
 """Autoregressive drafters: EAGLE's feature head (arXiv 2401.15077, 2406.16858) and an independent small LM.
 
 Both are decoder blocks over the target's frozen embedding with rows of its frozen LM head. EAGLE's also reads, beside
-every token, the target's last hidden state of the token *before* it; behind the last verified token it feeds on its
-own states instead. The small LM knows tokens only. EAGLE-3 stands in `lab.baselines.eagle3`.
+every token, the target's last hidden state of the token *before* it; after the last verified token it uses its own
+states instead. The small LM reads tokens only. EAGLE-3 is in `lab.baselines.eagle3`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from outrider_core.models.layers import Block, adopt_tables, rotary, rotate, tab
 from outrider_core.models.moa_config import MoAConfig, check_temperature
 
 KINDS = ("eagle2", "eagle3", "lm")
-#: training noise on EAGLE's features, uniform, its width over their own spread (the authors': 0.2 over spreads near 1)
+#: training noise on EAGLE's features, uniform, as a multiple of their own spread (the authors': 0.2 over spreads near
+#: 1)
 NOISE = 0.2
 
 
@@ -25,7 +26,7 @@ NOISE = 0.2
 class BaselineConfig:
     """Shapes of a baseline drafter. kind: one of KINDS.
 
-    target_layers, target_kv_heads, target_head_dim: as MoAConfig has them; only EAGLE-3 reads so much of the target.
+    target_layers, target_kv_heads, target_head_dim: see MoAConfig; only EAGLE-3 reads that much of the target.
     """
 
     kind: str
@@ -49,12 +50,12 @@ class BaselineConfig:
 
     @property
     def known_width(self) -> int:
-        """Of what EAGLE-3 reads of a token: the values of the target's layers and its last hidden state."""
+        """Width of EAGLE-3's input per token: the values of the target's layers and its last hidden state."""
         return len(self.target_layers) * self.target_kv_heads * self.target_head_dim + self.hidden_size
 
     @classmethod
     def like(cls, kind: str, moa: MoAConfig, budget: int, layers: int = 1) -> BaselineConfig:
-        """As many trained parameters as `budget`, which the MLP's width is chosen for; the rest as in `moa`."""
+        """Return shapes with `budget` trained parameters, by choice of the MLP's width; the rest as in `moa`."""
         width, kv = moa.hidden_size, moa.sa_kv_heads
         config = cls(
             kind, moa.target_hash, moa.vocab_size, moa.draft_vocab_size, width, layers, moa.heads, kv, moa.head_dim,
@@ -70,7 +71,7 @@ class BaselineConfig:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> BaselineConfig:
-        """From a folder's config.json; one of before EAGLE-3 lacks what only that reads."""
+        """Read a folder's config.json; an older one lacks fields that only EAGLE-3 uses."""
         given = {field.name: values[field.name] for field in fields(cls) if field.name in values}
         config = cls(**given | {"target_layers": tuple(given.get("target_layers", ()))})
         check_temperature(config.confidence_temperature)
@@ -84,7 +85,7 @@ def begin_small(module: nn.Module) -> None:
 
 
 class Baseline(nn.Module):
-    """Tokens (and features) -> states before the LM head."""
+    """Maps tokens (and features) to states before the LM head."""
 
     draft_ids: Tensor
 
@@ -101,7 +102,7 @@ class Baseline(nn.Module):
         self.apply(begin_small)
 
     def enter(self, tokens: Tensor, features: Tensor | None) -> Tensor:
-        """What the first block reads of tokens [B, n] and features [B, n, hidden_size] of the tokens before."""
+        """Return the first block's input for tokens [B, n] and features [B, n, hidden_size] of the tokens before."""
         x = self.embedding(tokens)
         if self.fuse is None:
             return x
@@ -130,8 +131,7 @@ class Baseline(nn.Module):
         return self.norm(x), torch.cat(new_keys, 2), torch.cat(new_values, 2)
 
     def states(self, tokens: Tensor, kv: Tensor, hidden: Tensor, causal: Tensor, row_mask: Tensor) -> Tensor:
-        """As `outrider_core.models.moa.MoA.states`, for training. Of the target EAGLE sees `hidden` [B, S, hidden_size]
-        alone."""
+        """See `outrider_core.models.moa.MoA.states`, for training. EAGLE reads only `hidden` [B, S, hidden_size]."""
         count, size = tokens.shape
         before = torch.cat([torch.zeros_like(hidden[:, :1]), hidden[:, :-1]], 1)
         if self.training:
@@ -145,5 +145,5 @@ class Baseline(nn.Module):
         adopt_tables(self.embedding, self.head, self.draft_ids, tables_of(target_model), draft_ids)
 
     def trained(self) -> dict[str, Tensor]:
-        """Trained tensors, plus the draft vocabulary map."""
+        """Return trained tensors, plus the draft vocabulary map."""
         return {k: v for k, v in self.state_dict().items() if not k.startswith(("embedding.", "head."))}

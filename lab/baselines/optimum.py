@@ -1,4 +1,4 @@
-"""The most that any lossless node rule can accept, to measure what a rule leaves (optimal transport, arXiv 2502.18779).
+"""The most that any lossless node rule can accept, as an upper bound (optimal transport, arXiv 2502.18779).
 
 Optimum = 1 + min over token sets H of [p(H) - probability that all candidates lie in H].
 """
@@ -11,7 +11,7 @@ from lab.baselines.choice import Floats
 
 
 def optimal_acceptance(p: Floats, q: Floats, count: int) -> float:
-    """For `count` independent draws from q: the minimising H is a prefix of the tokens in ascending order of p / q."""
+    """Return it for `count` independent draws from q: the minimising H is a prefix of the tokens by ascending p / q."""
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = np.where(q > 0.0, p / q, np.inf)
     order = np.argsort(ratio, kind="stable")

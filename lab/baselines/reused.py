@@ -1,7 +1,7 @@
-"""MoA with the target's own last layer behind it: target layer inference, TLI 1 (arXiv 2410.03804).
+"""MoA with the target's own last layer after it: target layer inference, TLI 1 (arXiv 2410.03804).
 
-Where target and drafter share a process it costs a layer; a device behind a link would keep that layer (frozen) and be
-sent its keys and values of every verified token beside the feature row, which doubles what travels.
+If target and drafter share a process it costs a layer; a device behind a link would keep that layer (frozen) and
+receive its keys and values of every verified token beside the feature row, which doubles the traffic.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ HIDDEN = -1e9
 
 
 class ReusedLayerMoA(MoA):
-    """MoA's states go through the target's last layer and norm. `adopt` takes both, and they stay as they are."""
+    """MoA whose states pass through the target's last layer and norm. `adopt` takes both, and they stay unchanged."""
 
     def __init__(self, config: MoAConfig) -> None:
         super().__init__(config)
@@ -47,7 +47,7 @@ class ReusedLayerMoA(MoA):
         self.norm.requires_grad_(False)
 
     def trained(self) -> dict[str, Tensor]:
-        """See MoA.trained; the layer and the norm are among it, so that a drafter folder is whole."""
+        """See MoA.trained; it includes the layer and the norm, so that a drafter folder is complete."""
         own = {f"target_layer.{name}": tensor for name, tensor in self.layer.state_dict().items()}
         return {**super().trained(), **own, "target_norm.weight": self.norm.weight.detach()}
 
@@ -57,7 +57,7 @@ class ReusedLayerMoA(MoA):
         super().restore(adopted | dict(tensors))
 
     def states(self, tokens: Tensor, kv: Tensor, hidden: Tensor, causal: Tensor, row_mask: Tensor) -> Tensor:
-        """As MoA.states. Verified tokens are seen as the target's last layer has them, drafts as MoA predicts them."""
+        """See MoA.states. Verified tokens use the states of the target's last layer, drafts those that MoA predicts."""
         x = super().states(tokens, kv, hidden, causal, row_mask)
         config, attn = self.config, self.layer.self_attn
         angles = rotary(torch.arange(tokens.shape[1], device=tokens.device), config.head_dim, config.rope_theta)
@@ -72,10 +72,10 @@ class ReusedLayerMoA(MoA):
 
 
 class ReusedLayerEngine:
-    """The device's half of it behind the interface of outrider_core.drafting.engines.Engine, eager.
+    """The device's half of it with the interface of outrider_core.drafting.engines.Engine, eager.
 
-    A row's heads are those of the feature row, then those of the target's last layer. The first row is the null row, of
-    which that layer sees nothing, and the others are those of the text's first tokens.
+    A row's heads are those of the feature row, then those of the target's last layer. The first row is the null row,
+    which that layer does not see, and the others are those of the text's first tokens.
     """
 
     def __init__(self, model: ReusedLayerMoA) -> None:
@@ -110,7 +110,7 @@ class ReusedLayerEngine:
         last_key, last_value = rotate(attn.key(u), *angles), attn.value(u)
         verified = row_last_keys.shape[1] - 1
         seen = torch.cat([mask.new_zeros(1, len(tokens), verified), mask], -1)
-        seen[..., verified : 2 * verified] = HIDDEN  # of these tokens the rows hold the target's own
+        seen[..., verified : 2 * verified] = HIDDEN  # the rows hold the target's own for these tokens
         attended = attn.attend_past(
             rotate(attn.query(u), *angles),
             torch.cat([row_last_keys[:, 1:], last_keys], 1),

@@ -1,9 +1,9 @@
 """Node rules: how the target's distribution p picks among the candidates below one node, or emits a token of its own.
 
-Every rule here is lossless: the token it gives, candidate or not, has exactly the distribution p, whatever q is. By
-the chain rule the same then holds for whole trees (`verification.verify`). What a rule asks of its candidates stands
-in its docstring and is checked as far as their origin tells; p and q are distributions [vocab] after the same
-temperature and truncation that the target is sampled with and the candidates were drawn with.
+Every rule here is lossless: the token it gives, candidate or not, has exactly the distribution p, whatever q is. By the
+chain rule the same then holds for whole trees (`verification.verify`). The docstring of a rule states what it requires
+of its candidates, which is checked as far as their origin shows; p and q are distributions [vocab] after the same
+temperature and truncation as for the target's sampling and the candidates' draws.
 
 The product's own rule, Gumbel-matched draws (`outrider_core.protocol.noise`, `cloud.engine.acceptance`), is
 `sample_and_match` with a keyed draw.
@@ -21,11 +21,11 @@ from lab.baselines.trees import How, Siblings
 
 
 class RuleError(ValueError):
-    """The candidates are not what the rule needs; using it would change the output's distribution."""
+    """The candidates violate the rule's conditions; using it would change the output's distribution."""
 
 
 class Choice(NamedTuple):
-    """token: the next token; child: the place among the candidates that the walk descends to, None to stop."""
+    """token: the next token; child: the index of the candidate to descend to, None to stop."""
 
     token: int
     child: int | None
@@ -60,7 +60,7 @@ def residual_with_replacement(p: Floats, q: Floats | None, siblings: Siblings, c
 
 
 def residual_without_replacement(p: Floats, q: Floats | None, siblings: Siblings, chooser: Chooser) -> Choice:
-    """As with replacement, but against s, which is q without the candidates tried before.
+    """Like with replacement, but against s, which is q without the candidates tried before.
 
     MCSD without replacement (arXiv 2401.06706), EAGLE (2401.15077), Sequoia (2402.12374), recursive speculative
     decoding (2402.14160). Needs draws without replacement, in their order: sorted or pruned by
@@ -79,22 +79,22 @@ def residual_without_replacement(p: Floats, q: Floats | None, siblings: Siblings
 def k_seq(p: Floats, q: Floats | None, siblings: Siblings, chooser: Chooser) -> Choice:
     """Accept candidates with probability p / (rho q), rho from `k_seq_scale` (SpecTr, arXiv 2310.15141).
 
-    Needs independent draws from one q; their number must not depend on what they are. Accepts at least 1 - 1/e of
-    what the best possible rule would.
+    Needs independent draws from one q; their number must not depend on them. Accepts at least 1 - 1/e of what the best
+    possible rule would.
     """
     q = _drawn_from(q, siblings, How.INDEPENDENT)
     rho = k_seq_scale(p, q, len(siblings.tokens))
     for child, token in enumerate(siblings.tokens):
         if chooser.accept(_ratio(p, rho * q, token)):
             return Choice(token, child)
-    shared = np.minimum(q, p / rho)  # what one candidate gives each token
+    shared = np.minimum(q, p / rho)  # the share of each token from one candidate
     beta = shared.sum()
     rounds = (1.0 - (1.0 - beta) ** len(siblings.tokens)) / beta if beta > 0.0 else 0.0
     return Choice(chooser.draw(_residual(p, shared * rounds)), None)
 
 
 def k_seq_scale(p: Floats, q: Floats, count: int) -> float:
-    """rho in [1, count] where 1 - (1 - beta)^count = rho beta, with beta = sum min(q, p / rho), by bisection.
+    """Find rho in [1, count] with 1 - (1 - beta)^count = rho beta, beta = sum min(q, p / rho), by bisection.
 
     The upper end of the last interval: there no token is given more than p by the candidates.
     """
@@ -110,7 +110,7 @@ def k_seq_scale(p: Floats, q: Floats, count: int) -> float:
 
 
 def mixed(p: Floats, q: Floats | None, siblings: Siblings, chooser: Chooser) -> Choice:
-    """One drawn candidate first, by rejection; then the token drawn from the residual may match a fixed one.
+    """Try one drawn candidate first, by rejection; then the token drawn from the residual may match a fixed one.
 
     Needs fixed candidates followed by one drawn from q without them (`sampling.draw_mixed`). Accepts as much as
     any rule can for such candidates: p of the fixed ones plus sum min(p, q') over the others, q' the distribution of
@@ -147,7 +147,7 @@ def _distribution(q: Floats | None) -> Floats:
 
 
 def _drawn_from(q: Floats | None, siblings: Siblings, wanted: How) -> Floats:
-    alone = len(siblings.how) == 1 and siblings.how[0] is not How.FIXED  # one draw is both kinds
+    alone = len(siblings.how) == 1 and siblings.how[0] is not How.FIXED  # a single draw is both kinds
     if not alone and any(how is not wanted for how in siblings.how):
         raise RuleError(f"the rule needs candidates {wanted.value}; use sample_and_match for any others")
     return _distribution(q)
@@ -160,14 +160,14 @@ def _ratio(r: Floats, s: Floats, token: int) -> float:
 
 
 def _residual(r: Floats, s: Floats) -> Floats:
-    """normalise(max(r - s, 0)). Without mass r equals s and rejecting was a rounding error: r itself."""
+    """Return normalise(max(r - s, 0)). Without mass r equals s and rejecting was a rounding error: r itself."""
     rest = np.maximum(r - s, 0.0)
     mass = rest.sum()
     return rest / mass if mass > 0.0 else r
 
 
 def _without(s: Floats, token: int) -> Floats:
-    """normalise(s with token at 0); without mass left all zeros."""
+    """Return normalise(s with token at 0); without mass left all zeros."""
     rest = s.copy()
     rest[token] = 0.0
     mass = rest.sum()

@@ -1,4 +1,4 @@
-"""Distributions of target and drafter, and how candidates are drawn from the drafter's (arXiv 2401.06706).
+"""Distributions of target and drafter, and draws of candidates from the drafter's (arXiv 2401.06706).
 
 The warping is the product's (`outrider_core.protocol.sampling`), so that every method is compared under the same
 distribution.
@@ -20,7 +20,7 @@ Draw = Callable[[Floats, int, Chooser], Siblings]
 
 
 def target_distribution(logits: NDArray[np.floating], sampling: Sampling) -> Floats:
-    """p [rows, vocab] of logits [rows, vocab]; greedy: all mass on the most likely token, the lowest id on ties."""
+    """Return p [rows, vocab] of logits [rows, vocab]; greedy: all mass on the likeliest token, lowest id on ties."""
     if sampling.greedy:
         distribution = np.zeros(logits.shape)
         distribution[np.arange(len(logits)), logits.argmax(-1)] = 1.0
@@ -29,18 +29,18 @@ def target_distribution(logits: NDArray[np.floating], sampling: Sampling) -> Flo
 
 
 def draft_distribution(logits: NDArray[np.floating], sampling: Sampling) -> Floats:
-    """q [rows, vocab] of logits [rows, vocab]; greedy: the softmax at temperature 1, to rank candidates by."""
+    """Return q [rows, vocab] of logits [rows, vocab]; greedy: the softmax at temperature 1, to rank candidates by."""
     rows = [np.exp(log_probs(row, sampling)) for row in logits]
     return np.stack(rows) if rows else np.zeros(logits.shape)
 
 
 def draw_independent(q: Floats, count: int, chooser: Chooser) -> Siblings:
-    """`count` draws with replacement; a token may come more than once."""
+    """Make `count` draws with replacement; a token may come more than once."""
     return Siblings(tuple(chooser.draw(q) for _ in range(count)), (How.INDEPENDENT,) * count)
 
 
 def draw_distinct(q: Floats, count: int, chooser: Chooser) -> Siblings:
-    """`count` draws without replacement, or all tokens of positive probability where there are fewer."""
+    """Make `count` draws without replacement, or take all tokens of positive probability if there are fewer."""
     left = q.copy()
     tokens: list[int] = []
     for _ in range(min(count, int(np.count_nonzero(q)))):
@@ -50,7 +50,7 @@ def draw_distinct(q: Floats, count: int, chooser: Chooser) -> Siblings:
 
 
 def draw_top(q: Floats, count: int, chooser: Chooser) -> Siblings:
-    """The `count` most likely tokens, best first: what drawing without replacement tends to at temperature 0.
+    """Return the `count` most likely tokens, best first: the limit of drawing without replacement at temperature 0.
 
     They are not drawn. The released MCSD code takes softmax over their logits for the distribution they were drawn
     from; with a target at temperature > 0 that changes the output's distribution. They are marked FIXED, and residual
@@ -61,7 +61,7 @@ def draw_top(q: Floats, count: int, chooser: Chooser) -> Siblings:
 
 
 def draw_mixed(q: Floats, count: int, chooser: Chooser) -> Siblings:
-    """The `count` - 1 most likely tokens, then one draw from the rest of q (for `rules.mixed`)."""
+    """Return the `count` - 1 most likely tokens, then one draw from the rest of q (for `rules.mixed`)."""
     fixed = draw_top(q, count - 1, chooser)
     rest = q.copy()
     rest[list(fixed.tokens)] = 0.0
@@ -70,7 +70,7 @@ def draw_mixed(q: Floats, count: int, chooser: Chooser) -> Siblings:
 
 
 def drawing(sampling: Sampling, replacement: bool) -> Draw:
-    """MCSD's choice: draws with or without replacement; for greedy parameters the top 1 or the top k."""
+    """Return MCSD's choice: draws with or without replacement; for greedy parameters the top 1 or the top k."""
     if not sampling.greedy:
         return draw_independent if replacement else draw_distinct
     if replacement:  # every draw would be the same token

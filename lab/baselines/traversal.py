@@ -13,11 +13,11 @@ from outrider_core.protocol.tree import ROOT
 
 
 def traverse(tree: CandidateTree, p: NDArray[np.floating], q: NDArray[np.floating], chooser: Chooser) -> Verdict:
-    """One round, as `verification.verify`; lossless for drawn candidates in their order, with or without replacement.
+    """Verify one round like `verification.verify`; lossless for candidates drawn with or without replacement, in order.
 
-    Leaves are tried in depth-first order. A rejected leaf is taken out of the tree, and what it leaves of its
-    parent's distribution and acceptance goes to the siblings behind it. On a chain this is block verification.
-    Accepts more tokens on average than `residual_with_replacement` and `residual_without_replacement`.
+    Leaves are tried in depth-first order. A rejected leaf is removed from the tree, and the rest of its parent's
+    distribution and acceptance goes to the later siblings. On a chain this is block verification. Accepts more tokens
+    on average than `residual_with_replacement` and `residual_without_replacement`.
     """
     if How.FIXED in tree.how:
         raise RuleError("traversal needs drawn candidates; use sample_and_match for any others")

@@ -20,7 +20,7 @@ Bools = NDArray[np.bool_]
 
 
 class How(Enum):
-    """How a candidate came about: what a node rule may assume about it."""
+    """The origin of a node, which decides what a node rule may assume."""
 
     FIXED = "chosen without chance, such as the most likely ones"
     INDEPENDENT = "drawn from q, with replacement"
@@ -28,7 +28,7 @@ class How(Enum):
 
 
 class Siblings(NamedTuple):
-    """The candidates below one node, in the order they were drawn in."""
+    """The candidates below one node, in the order of their draws."""
 
     tokens: tuple[int, ...]
     how: tuple[How, ...]
@@ -61,12 +61,12 @@ class CandidateTree:
         return len(self.tokens)
 
     def siblings(self, parent: int) -> Siblings:
-        """The children of `parent` (a node or ROOT)."""
+        """Return the children of `parent` (a node or ROOT)."""
         nodes = self.children[parent + 1]
         return Siblings(tuple(self.tokens[n] for n in nodes), tuple(self.how[n] for n in nodes))
 
     def text(self, node: int) -> tuple[int, ...]:
-        """Token ids from the root's child down to `node`; () for ROOT."""
+        """Return the token ids from the root's child down to `node`; () for ROOT."""
         tokens: list[int] = []
         while node != ROOT:
             tokens.append(self.tokens[node])
@@ -74,7 +74,7 @@ class CandidateTree:
         return tuple(tokens[::-1])
 
     def grown(self, parents: Sequence[int], groups: Sequence[Siblings]) -> CandidateTree:
-        """This tree with groups[i] below parents[i]."""
+        """Return this tree with groups[i] below parents[i]."""
         below = [parent for parent, group in zip(parents, groups, strict=True) for _ in group.tokens]
         return CandidateTree(
             self.tokens + tuple(token for group in groups for token in group.tokens),
@@ -83,20 +83,20 @@ class CandidateTree:
         )
 
     def prefix(self, nodes: int) -> CandidateTree:
-        """The first `nodes` nodes: a slice by budget.
+        """Return the first `nodes` nodes: a slice by budget.
 
-        The order is the draws', not the tokens', so the rules stay exact. A tree first sorted by how likely its
-        tokens are would lose sampled candidates because of what they are, which only sample-and-match survives.
+        The order is that of the draws, not of the tokens, so the rules stay exact. A tree sorted by its tokens'
+        probabilities would lose sampled candidates depending on their tokens, which only sample-and-match tolerates.
         """
         return CandidateTree(self.tokens[:nodes], self.parents[:nodes], self.how[:nodes])
 
     def mask(self) -> Bools:
-        """bool [nodes, nodes]: each node sees its ancestors and itself."""
+        """Return bool [nodes, nodes]: each node sees its ancestors and itself."""
         return ancestor_mask(self.parents)
 
 
 def ancestor_mask(parents: Sequence[int]) -> Bools:
-    """bool [n, n] for any parents-first list: row i is its parent's row and node i."""
+    """Return bool [n, n] for any parents-first list: row i is its parent's row and node i."""
     mask = np.eye(len(parents), dtype=bool)
     for node, parent in enumerate(parents):
         if parent != ROOT:
@@ -105,16 +105,16 @@ def ancestor_mask(parents: Sequence[int]) -> Bools:
 
 
 def behind_context(mask: Bools, context: int) -> Bools:
-    """bool [rows, context + columns]: every node also sees all `context` tokens, the root included."""
+    """Return bool [rows, context + columns]: every node also sees all `context` tokens, the root included."""
     return np.pad(mask, ((0, 0), (context, 0)), constant_values=True)
 
 
 class LevelTree:
     """The full tree of a profile, children per level such as (4, 2, 2, 1), breadth-first; its mask is built once.
 
-    Levels count from 1, the root's children. Node i of level d, counted from that level's first node, has its child
-    c at place i * profile[d] + c of level d + 1. Shallower trees are slices: `mask`, `rows` and `positions` build
-    nothing but a view. A draft that came out with fewer children somewhere has `CandidateTree.mask` instead.
+    Levels count from 1, the root's children. Node i of level d, counted from that level's first node, has its child c
+    at place i * profile[d] + c of level d + 1. Shallower trees are slices: `mask`, `rows` and `positions` return views.
+    A draft with fewer children somewhere uses `CandidateTree.mask` instead.
     """
 
     def __init__(self, profile: Sequence[int]) -> None:
@@ -134,17 +134,17 @@ class LevelTree:
             array.setflags(write=False)
 
     def level(self, level: int) -> range:
-        """The nodes of a level."""
+        """Return the nodes of a level."""
         return range(self.ends[level - 1], self.ends[level])
 
     def mask(self, depth: int) -> Bools:
-        """bool [n, n], a read-only view: what the nodes of the first `depth` levels see of each other."""
+        """Return bool [n, n], a read-only view: the mask among the nodes of the first `depth` levels."""
         return self._mask[: self.ends[depth], : self.ends[depth]]
 
     def rows(self, level: int) -> Bools:
-        """bool [nodes of the level, nodes up to it], a read-only view: the mask of the step that runs this level."""
+        """Return bool [nodes of the level, nodes up to it], a read-only view: the mask of this level's step."""
         return self._mask[self.ends[level - 1] : self.ends[level], : self.ends[level]]
 
     def positions(self, depth: int, context: int) -> NDArray[np.int64]:
-        """int64 [n]: absolute positions of the nodes of the first `depth` levels behind `context` tokens."""
+        """Return int64 [n]: absolute positions of the nodes of the first `depth` levels after `context` tokens."""
         return self._depths[: self.ends[depth]] + (context - 1)

@@ -14,7 +14,7 @@ from outrider_core.protocol.tree import ROOT
 
 
 class Verdict(NamedTuple):
-    """path: accepted nodes from the root down; bonus: the token behind them."""
+    """path: accepted nodes from the root down; bonus: the token after them."""
 
     path: list[int]
     bonus: int
@@ -23,11 +23,11 @@ class Verdict(NamedTuple):
 def verify(
     tree: CandidateTree, p: NDArray[np.floating], q: NDArray[np.floating] | None, rule: Rule, chooser: Chooser
 ) -> Verdict:
-    """One round; the tokens of path and bonus have the target's distribution if the rule's conditions hold.
+    """Verify one round; path and bonus have the target's distribution if the rule's conditions hold.
 
-    p [nodes + 1, vocab]: the target's distributions, row 0 behind the root, row 1 + i behind node i. q: the
-    drafter's, in the same rows, for every node that has children at least; None for a rule that reads no q. Raises
-    RuleError, and ValueError for missing rows.
+    p [nodes + 1, vocab]: the target's distributions, row 0 after the root, row 1 + i after node i. q: the drafter's, in
+    the same rows, at least for every node with children; None for a rule that reads no q. Raises RuleError, and
+    ValueError for missing rows.
     """
     check_rows(tree, p, q)
     path: list[int] = []
@@ -43,13 +43,13 @@ def verify(
 
 
 def check_rows(tree: CandidateTree, p: NDArray[np.floating], q: NDArray[np.floating] | None) -> None:
-    """Raises ValueError if a row that a walk may need is missing."""
+    """Raise ValueError if a row that a walk may need is missing."""
     inner = 1 + max(tree.parents, default=-2)
     if len(p) != len(tree) + 1 or (q is not None and len(q) <= inner):
         raise ValueError(f"p has {len(p)} rows, q {len(p if q is None else q)}, for a tree of {len(tree)} nodes")
 
 
 def normalised(distribution: NDArray[np.floating]) -> Floats:
-    """A distribution [vocab] in float64 that sums to 1."""
+    """Return a distribution [vocab] in float64 that sums to 1."""
     exact: Floats = distribution.astype(np.float64)
     return exact / exact.sum()

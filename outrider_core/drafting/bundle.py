@@ -40,7 +40,7 @@ class FileEntry(Struct):
 
 
 class Bounds(Struct, kw_only=True):
-    """How closely an engine file must agree with the eager model for `export check` to pass (shares of 1)."""
+    """Limits of how closely an engine file must agree with the eager model for `export check` to pass (shares of 1)."""
 
     top1_agreement: float
     top4_agreement: float
@@ -154,7 +154,7 @@ class Bundle:
 
     @property
     def has_understudy(self) -> bool:
-        """Whether there is an understudy that runs here. Nothing of it has been checked."""
+        """Return whether there is an understudy that runs here. Nothing of it has been checked."""
         entry = self.manifest.understudy
         return entry is not None and entry.format == "onnx" and (self.folder / entry.folder / MANIFEST).is_file()
 

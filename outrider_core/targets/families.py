@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Family:
-    """How a family's decoder differs from Llama's, beside what config.json says of each model.
+    """A family's differences from Llama's decoder, beside what config.json says of each model.
 
     differs: in words, for the documentation. defaults: of keys that config.json may leave out, if they are not Llama's.
     biases: "config", as attention_bias and mlp_bias say; "attention", as attention_bias says; "inputs", of query, key

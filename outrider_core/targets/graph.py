@@ -37,7 +37,7 @@ DOUBLE_BITS = 53
 
 @dataclass(frozen=True)
 class Sums:
-    """How values and softmax weights are rounded to integers, so that their sums are exact.
+    """The rounding of values and softmax weights to integers, so that their sums are exact.
 
     largest_value: integer of the largest value. largest_spread: value that it stands for, in root mean squares of
     values of inputs without a preferred direction. weight_bits: bits of a weight as a fraction of the largest one.

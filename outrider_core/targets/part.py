@@ -1,4 +1,4 @@
-"""One session's share of a step, and the blocks of the pool that hold it."""
+"""A session's share of a step, and the blocks of the pool that hold it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ POOL_BLOCK = 64
 
 @dataclass(frozen=True)
 class Part:
-    """One session's tokens in a step: `chain`, which follows the `past` rows of its prefix, then a tree.
+    """A session's tokens in a step: `chain`, which follows the `past` rows of its prefix, then a tree.
 
     base: first pool row of the session's extent. wanted: whether logits of the chain's last token and of the tree's
     nodes are needed. sampling: how tokens are drawn from all of these, if nothing else changes the draws.

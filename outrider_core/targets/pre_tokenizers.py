@@ -1,4 +1,4 @@
-"""How byte-level tokenizers split text before they merge bytes, by the names in GGUF files.
+"""Rules by which byte-level tokenizers split text before they merge bytes, with their names in GGUF files.
 
 The names, and the rule of each, are llama.cpp's (src/llama-vocab.cpp). The rules are written as in the models'
 own tokenizer.json files. A name whose rule is not a regular expression (kimi-k2, afmoe, ...) is left out.

@@ -56,7 +56,7 @@ def _whole(_column: int, values: Doubles) -> Doubles:
 
 
 class Feedback:
-    """Which weights compensate the rounding of which: GPTQ's triangular factor of the inverse moments."""
+    """The compensation of rounding errors by later weights: GPTQ's triangular factor of the inverse moments."""
 
     def __init__(self, moments: Doubles) -> None:
         spread = moments.diagonal()

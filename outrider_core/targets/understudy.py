@@ -50,7 +50,7 @@ class UnderstudyError(RuntimeError):
 
 @dataclass(frozen=True)
 class Decoding:
-    """How to draw the tokens of one answer.
+    """The settings for drawing the tokens of one answer.
 
     prompt_length: tokens of the text before the answer. rules: of its constraint, at the end of one writer's text.
     """
@@ -131,7 +131,7 @@ class Understudy:
 
     @property
     def loaded(self) -> bool:
-        """Whether the model is in memory."""
+        """Return whether the model is in memory."""
         return self._runner is not None
 
     def load(self) -> None:

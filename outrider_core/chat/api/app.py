@@ -52,7 +52,7 @@ STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}  # oth
 
 
 class Completion(Protocol):
-    """One request in progress, from its headers to the last byte of its reply."""
+    """A request in progress, from its headers to the last byte of its reply."""
 
     async def prepare(self, asked: ApiRequest, size: int) -> ReplyWriter:
         """Accept the request, whose body has `size` bytes, and return the writer of the reply. Raises ApiError."""

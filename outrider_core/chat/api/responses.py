@@ -37,7 +37,7 @@ LOGPROBS = "message.output_text.logprobs"
 
 
 class Item(Struct):
-    """One item of `input`: a message, a call, or a call's result."""
+    """An item of `input`: a message, a call, or a call's result."""
 
     type: str = "message"
     role: str | None = None
