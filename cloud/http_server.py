@@ -117,7 +117,7 @@ class HttpServer(uvicorn.Server):
         while (why := self._verifier.broken) is None:
             await asyncio.sleep(WATCH_SECONDS)
         self.status = EXIT_BROKEN
-        log.error("broken: the process ends and is to be started again", why=why, status=EXIT_BROKEN)
+        log.error("broken: the process ends; start it again", why=why, status=EXIT_BROKEN)
         self._end()
 
     async def _drain(self) -> None:

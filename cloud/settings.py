@@ -88,8 +88,8 @@ class Settings(BaseSettings):
     engine: Annotated[
         Literal["auto", "torch", "onnx", "vllm", "upstream"],
         Field(
-            description="what runs the target. onnx: an 8-bit copy on the CPU, made at first start, exact in any tree; "
-            "vllm: vLLM, if installed; torch: the float32 reference; upstream: the server at --upstream; "
+            description="engine that runs the target. onnx: an 8-bit copy on the CPU, made at first start, exact in "
+            "any tree; vllm: vLLM, if installed; torch: the float32 reference; upstream: the server at --upstream; "
             "auto: vllm on a GPU, else onnx; torch with --dtype or for a model that onnx does not run"
         ),
     ] = "auto"
@@ -183,15 +183,15 @@ class Settings(BaseSettings):
     def _check_engine(self) -> None:
         """Raise ValueError for settings that the chosen engine would ignore, or cannot apply."""
         if self.engine == "onnx" and (named := self.torch_flags()):
-            raise ValueError(f"--engine onnx has no {', '.join(named)}; use --engine torch, or leave it out")
+            raise ValueError(f"--engine onnx does not support {', '.join(named)}; use --engine torch, or leave it out")
         if self.engine == "vllm" and "--device" in self.torch_flags():
-            raise ValueError("--engine vllm has no --device; vLLM takes the one it was built for")
+            raise ValueError("--engine vllm does not support --device; vLLM uses the one it was built for")
         if self.engine not in ("auto", "vllm") and self.tensor_parallel_size > 1:
-            raise ValueError(f"--engine {self.engine} has no --tensor-parallel-size; use --engine vllm")
+            raise ValueError(f"--engine {self.engine} does not support --tensor-parallel-size; use --engine vllm")
         if (self.engine == "upstream") != is_url(self.upstream):
             raise ValueError("--engine upstream and --upstream http://HOST:PORT go together")
         if self.engine == "upstream" and (named := self.torch_flags()):
-            raise ValueError(f"--engine upstream has no {', '.join(named)}: they are the other server's")
+            raise ValueError(f"--engine upstream does not support {', '.join(named)}: they are the other server's")
 
     def torch_flags(self) -> list[str]:
         """Return the given flags that the 8-bit engine does not have."""

@@ -55,7 +55,9 @@ def main(argv: Sequence[str] | None = None, prog: str = "python -m cloud.verifie
     for name in unknown_variables():
         log.warning("unknown variable in the environment: no setting has this name", name=name)
     if is_link(link := os.environ.get("VERIFIER_PORT", "")):
-        log.warning("VERIFIER_PORT is passed over: a link that Kubernetes makes for a Service, and no port", value=link)
+        log.warning(
+            "VERIFIER_PORT is ignored: it is a link that Kubernetes makes for a Service, not a port", value=link
+        )
     try:
         certificate = Certificate.of(settings)  # now, so that a wrong key fails before a large model is loaded
         bound = bind(settings.host, settings.port)  # so does a port in use

@@ -210,7 +210,7 @@ def probe(options: argparse.Namespace) -> dict[str, Any]:
             for width in options.widths:
                 times = time_step(engine, random_step(bundle.manifest, width, context), options.repeats)
                 figures["steps"].append({"width": width, "context": context, **times})
-                tick(f"{width} tokens behind {context}")
+                tick(f"{width} tokens after {context}")
         figures["peak_rss_mb"] = memory_mb()[1]
         figures["bandwidth_gb_s"] = read_bandwidth(threads)
     figures["others_cores"] = others.cores()
@@ -231,7 +231,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--threads", type=int, default=1, help="of the engine and of the bandwidth, 0 = all cores (default: 1)")
     add(
         "--widths", type=positive_ints, default=[1, 8, 32], metavar="N,N",
-        help="tokens of a step: 1 writes alone, 8 is a level of a default tree (default: 1,8,32)",
+        help="tokens of a step: 1 writes a single token, 8 is a level of a default tree (default: 1,8,32)",
     )  # fmt: skip
     add(
         "--contexts", type=positive_ints, default=[128, 512], metavar="N,N",
@@ -240,7 +240,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--repeats", type=positive_int, default=30, help="timed steps per width and context (default: 30)")
     add(
         "--draft", type=positive_int, default=0, metavar="CONTEXT",
-        help=f"instead of single steps, draft {TREES} trees as an app does, behind a prompt of CONTEXT tokens",
+        help=f"instead of single steps, draft {TREES} trees as an app does, after a prompt of CONTEXT tokens",
     )  # fmt: skip
     add("--progress", action="store_true", help="a line on standard error after every measurement")
     return parser

@@ -74,7 +74,7 @@ async def talk(bundle: Path, server: str | None, path: Path, max_new_tokens: int
     chat = Chat.load(path)
     async with EdgeRuntime.from_bundle(bundle, server) as runtime:
         if chat.record:
-            print("going on with the answer that was cut off")
+            print("continuing the answer that was cut off")
             await show(runtime, runtime.resume(chat.record), chat, path)
         while question := await asyncio.to_thread(ask):
             chat.messages.append({"role": "user", "content": question})

@@ -146,7 +146,7 @@ def guarded(run: Callable[[], int | None]) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("interrupted; run the same command again to go on from here", file=sys.stderr)
+        print("interrupted; run the same command again to continue", file=sys.stderr)
         return 130
 
 
@@ -184,10 +184,10 @@ COMMANDS = {
     "ngrams": ExportCommand(
         NgramsOptions,
         run_ngrams,
-        "count what usually follows in a target's answers",
-        "Count what follows one token or two in a target's own answers, and put the table beside a "
-        "drafter: the verifier's streams foresee by it what their texts do not repeat. `train` does this by itself; "
-        "for an imported drafter, or with more answers, run it. No torch.",
+        "count the usual next tokens in a target's answers",
+        "Count the tokens that follow one or two tokens in a target's own answers, and put the table beside a drafter. "
+        "The verifier's streams use it to predict text that does not repeat. `train` does this by itself; run it for "
+        "an imported drafter, or with more answers. No torch.",
     ),
     "import": ExportCommand(
         ImportOptions,

@@ -31,7 +31,7 @@ def main() -> int:
         print(error, file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("stopped; what was fetched whole is kept", file=sys.stderr)
+        print("stopped; complete downloads are kept", file=sys.stderr)
         return 130
     return 0
 
@@ -97,7 +97,7 @@ def arguments_of() -> argparse.Namespace:
     commands.add_parser("test-app", help="run the tests of the app's own logic on the desktop JVM")
     fetching = commands.add_parser("fetch", help="download, check and unpack the pins")
     fetching.add_argument("part", nargs="?", help="only what this part needs, such as core")
-    fetching.add_argument("--dry-run", action="store_true", help="only say what that would download")
+    fetching.add_argument("--dry-run", action="store_true", help="only print what would be downloaded")
     commands.add_parser("clean", help="remove what was downloaded and unpacked")
     arguments = parser.parse_args()
     if arguments.command == "apk" and (arguments.keystore is None) != (arguments.key_alias is None):

@@ -73,7 +73,7 @@ export function toolUseOf(options: FormOptions): ToolUse | null {
   }
   const { only, required, named } = chosen(toolChoice);
   if (!functions.length) {
-    expect(!only && !required, "tool_choice asks for a call, and there are no tools");
+    expect(!only && !required, "tool_choice asks for a call, but there are no tools");
     return null;
   }
   if (toolChoice === "none") return null;
@@ -120,7 +120,7 @@ export function checkSupported(constraint: Constraint | null, { writer }: Policy
 function functionOf(tool: Tool, index: number): Tool["function"] {
   const where = `tools[${index}]`;
   const of = tool?.type === "function" ? tool.function : null;
-  if (!of) throw new RangeError(`${where}: only tools of type function are called here`);
+  if (!of) throw new RangeError(`${where}: only tools of type function are supported here`);
   expect(NAME.test(of.name), `${where}: a function's name must match ${NAME.source.slice(1, -1)}`);
   const { type = "object" } = (of.parameters ?? {}) as { type?: unknown };
   expect(type === "object", `${where}: arguments are objects, so the type of parameters must be object`);

@@ -58,10 +58,10 @@ def _chosen(settings: Settings, source: TargetSource) -> Choice:
     note = ""
     if settings.device == "auto" and _driver_counts_gpus():
         if _vllm_release().startswith(f"{VLLM_RELEASE}.") and _torch_sees_gpu():
-            return Choice("vllm", "a GPU is there")
+            return Choice("vllm", "there is a GPU")
         note = f"; for the GPU, in an environment of its own: {INSTALL_VLLM}"
     if asked := settings.torch_flags():
-        return Choice("torch", f"{', '.join(asked)}: the 8-bit engine has none of that{note}")
+        return Choice("torch", f"the 8-bit engine does not support {', '.join(asked)}{note}")
     from outrider_core.targets.cached import why_unsupported
 
     if why := why_unsupported(source):

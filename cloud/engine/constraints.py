@@ -68,7 +68,7 @@ class ConstraintDesk:
     def check(self, constraint: Constraint, length: int) -> str:
         """Return why it is refused at once for a text of `length` tokens, prompt included; "" if it is not."""
         if not self.obeys:
-            return "this verifier's target runs on another server, which obeys no biases, penalties or schemas"
+            return "this verifier's target runs on another server, which does not support biases, penalties or schemas"
         if constraint.needs & ~self.obeys:
             return "this verifier offers no structured output; its log says why"
         if constraint.begin > length:

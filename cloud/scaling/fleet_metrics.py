@@ -15,7 +15,7 @@ HUB = "outrider-metrics"
 FRESH_SECONDS = 30.0
 #: most seconds that a replica's start waits for the hub
 HUB_SECONDS = 5.0
-DIFFER = "replicas behind this address compute differently: an answer cannot go on on another one"
+DIFFER = "replicas behind this address differ in arithmetic: an answer cannot continue on another one"
 _SERVED = re.compile(rb"^outrider:build_info\{(.*)\} ", re.MULTILINE)
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
 _SAMPLE = re.compile(rb"([^\s{]+)(?:\{(.*)\})? (\S+)")

@@ -154,7 +154,7 @@ class Verifier:
         if not self._top or sampling.greedy or 0 < sampling.top_k <= self._top:
             return ""
         return (
-            f"this verifier's target runs on another server, which tells the {self._top} likeliest tokens: "
+            f"this verifier's target runs on another server, which returns only the {self._top} likeliest tokens: "
             f"use temperature 0 or a top_k of at most {self._top}"
         )
 

@@ -97,7 +97,7 @@ class Metrics:
         self.bytes_out = counter("sent_bytes", "Bytes of WebSocket messages sent")
         self.errors = counter("errors", "ERROR messages sent, by code", "code")
         self.refused = counter("refused", "Handshakes, requests and sockets refused or cut, by reason", "reason")
-        self.step_failures = counter("step_failures", "Steps that nothing came of")
+        self.step_failures = counter("step_failures", "Steps without a result")
         self.unusable_logits = counter("unusable_logits", "Rounds failed because the target's logits were not numbers")
         self.account_tokens = counter(
             "account_tokens", "Tokens by account and kind: prompt (prefilled) or generated", "account", "kind"

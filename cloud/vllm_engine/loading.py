@@ -42,7 +42,7 @@ def vllm_model(files: TargetFiles, drafter: LoadedDrafter | None, settings: Sett
     """Prepare a target's files and a drafter for serving. Raises TargetError or DrafterError."""
     shape = files.config
     if (getattr(shape, "rope_parameters", None) or {}).get("llama_4_scaling_beta"):
-        raise TargetError(f"{files.name}: vLLM passes over its llama_4_scaling_beta; use --engine torch or onnx")
+        raise TargetError(f"{files.name}: vLLM ignores its llama_4_scaling_beta; use --engine torch or onnx")
     if drafter:  # before vLLM starts, which takes long
         check_target(drafter[0].target_hash, files.name, files.model_hash, settings.drafter or "")
     executor, runner = _start(files, settings, drafter[0].target_layers if drafter else (0,))

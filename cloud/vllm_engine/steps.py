@@ -80,7 +80,7 @@ class StepRunner:
         layers = [self._runner.compilation_config.static_forward_context[name] for name in self._layer_names()]
         self._caches: list[Tensor] = [layer.kv_cache for layer in layers]
         if self.device.type == "cpu" and (kernels := {layer.isa for layer in layers} - {"vec"}):
-            raise TargetError(f"vLLM's {kernels.pop()} kernels lay keys out in a way not tried here; try float32")
+            raise TargetError(f"vLLM's {kernels.pop()} kernels store keys in a layout not supported here; try float32")
         self._params, self._count, self._last = SamplingParams(temperature=0), 0, set[str]()
         self._requests: Sequence[PathRequest] = ()
         self._wanted = np.empty(0, np.int64)
@@ -202,7 +202,7 @@ class StepRunner:
         specs = [group.kv_cache_spec for group in groups]
         if len(specs) != 1 or type(specs[0]) not in (FullAttentionSpec, SlidingWindowSpec):
             kinds = ", ".join(type(spec).__name__ for spec in specs)
-            raise TargetError(f"vLLM keeps {kinds} for it; only keys and values of every token are supported")
+            raise TargetError(f"vLLM caches {kinds} for it; only keys and values of every token are supported")
         assert specs[0].block_size == self._block
         if (kept := specs[0].dtype) != self._runner.dtype:
             raise TargetError(f"its configuration has vLLM keep keys and values as {kept}; remove its kv_cache_scheme")

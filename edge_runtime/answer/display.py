@@ -28,9 +28,9 @@ from outrider_core.protocol.ending import COMPLETE, FinishReason
 SILENT = "the verifier is silent"
 #: why nothing is written, in words for people
 PAUSED = {
-    PauseReason.UNSURE: "paused: the device is not sure how to go on",
-    PauseReason.LIMIT: "waiting for the link: the drafter alone has no more to say that is worth reading",
-    PauseReason.ASKED: "paused, as was asked",
+    PauseReason.UNSURE: "paused: the device is not sure how to continue",
+    PauseReason.LIMIT: "waiting for the link: more text by the drafter alone would not be worth reading",
+    PauseReason.ASKED: "paused on request",
 }
 
 

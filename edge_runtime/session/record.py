@@ -93,7 +93,7 @@ def check_record(record: dict[str, Any], vocab_size: int) -> None:
             break
         told = end
     if told != len(answer):
-        raise ValueError("it does not say of every token who wrote it")
+        raise ValueError("it does not name the writer of every token")
 
 
 def constraint_of(record: dict[str, Any]) -> Constraint | None:

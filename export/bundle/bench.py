@@ -293,7 +293,7 @@ def _facts(figures: Figures, engine: Figures, run: Figures) -> list[tuple[str, s
 def _drafting(draft: Figures | None) -> list[tuple[str, str]]:
     if draft is None:
         return []
-    where = f"drafting behind {draft['context']} tokens"
+    where = f"drafting after {draft['context']} tokens"
     times = (
         f"{_ms(draft['ms_per_tree'])} ms a tree ({draft['steps_per_tree']:.1f} steps, "
         f"{draft['nodes_per_tree']:.0f} nodes), {_ms(draft['prompt_ms'])} ms for the prompt"
@@ -322,7 +322,7 @@ def _intro(figures: Figures) -> str:
     return (
         f"Machine: {figures['machine']}{cache}; Python {figures['versions']['python']}. Steps: p50 / p95 in ms of "
         f"{figures['repeats']}, and p50 in multiples of the memory floor, which is the time to read the step's "
-        "weights, cached keys and values and feature rows once. Random inputs; drafting is on English text behind "
+        "weights, cached keys and values and feature rows once. Random inputs; drafting is on English text with "
         "random rows."
     )
 

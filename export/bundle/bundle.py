@@ -116,7 +116,7 @@ def _write_all(plan: BundlePlan, aside: Path, console: Console) -> dict[str, Any
         tensors = device_arrays(config, plan.tensors, *plan.target.tables())
     if bad := [name for name, x in tensors.items() if not np.isfinite(x).all()]:
         raise BundleError(
-            f"{bad[0]} holds infinite or undefined weights, which nothing can export; train or import again"
+            f"{bad[0]} holds infinite or undefined weights, which cannot be exported; train or import again"
         )
     work = aside / "work"
     plan.target.write_tokenizer(aside)
@@ -169,7 +169,7 @@ def _start_or_resume(plan: BundlePlan, aside: Path, console: Console) -> None:
     key = hashlib.sha256(json.dumps(wanted, sort_keys=True).encode()).hexdigest()
     with contextlib.suppress(OSError):
         if (aside / "work" / "key").read_text() == key:
-            console.print("going on with the interrupted export")
+            console.print("continuing the interrupted export")
             done = {FORMATS[name] for name in FORMATS if _lowered(aside, name) is not None}
             for path in aside.iterdir():
                 if path.is_file() and path.name.removesuffix(".data") not in done:
@@ -318,4 +318,6 @@ def _try(bundle: Bundle, name: str) -> None:
         token, first, first, mask, empty, empty, np.ascontiguousarray(rows[:, 0]), np.ascontiguousarray(rows[:, 1])
     )
     if logits.shape != (1, manifest.draft_vocab_size) or not np.isfinite(logits).all():
-        raise BundleError(f"{manifest.engines[name].file} drafts no token here; this is a fault of Outrider, report it")
+        raise BundleError(
+            f"{manifest.engines[name].file} cannot draft a token here; this is a bug in Outrider, please report it"
+        )

@@ -42,7 +42,7 @@ class BundleOptions:
     understudy: TargetSource | None = option(
         None,
         "a complete small model with the target's vocabulary (alias, Hugging Face id, folder, GGUF file, or what "
-        "`export target` wrote), which writes while there is no link; it lies in a folder of its own, and an app may "
+        "`export target` wrote), which writes while there is no link; it gets a separate folder, and an app may "
         "fetch it later",
         "MODEL",
         parse=str,

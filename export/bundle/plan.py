@@ -182,7 +182,7 @@ def show_plan(plan: BundlePlan, console: Console) -> None:
         how = f"{profile.quant} linears, {profile.embedding_bits}-bit embedding and LM head{backend}"
         table.add_row(FORMATS[name], f"about {size / 1e6:.0f} MB: {how}")
     if options.understudy:
-        how = f"{options.understudy.name}, {options.understudy_bits}-bit linears, in a folder of its own"
+        how = f"{options.understudy.name}, {options.understudy_bits}-bit linears, in a separate folder"
         table.add_row("understudy", f"about {plan.understudy_bytes / 1e6:.0f} MB: {how}")
     table.add_row("vocabulary", f"{config.vocab_size} tokens, of which the device drafts {config.draft_vocab_size}")
     table.add_row("context", f"up to {config.max_context} tokens")

@@ -18,13 +18,11 @@ class TargetOptions:
     output_dir: Path = argument("folder to write; replaced if it is such a bundle", positional=False)
     bits: int = option(8, "of the weights; 32 is float32", choices=(4, 8, 32))
     calibrate: bool = option(
-        False, "round 8-bit weights by what layers read while the target writes (GPTQ), as is always done for 4 bits"
+        False, "calibrate 8-bit weights on the target's own answers (GPTQ); 4-bit weights always are"
     )
-    prompts: tuple[Path, ...] = option(
-        (), "what the target answers for the comparison with float32; default: a fixed set", "FILE"
-    )
-    answer_tokens: int = option(64, "of each such answer", parse=positive_int)
-    compare: bool = option(True, "spare the comparison: report no quality")
+    prompts: tuple[Path, ...] = option((), "prompts for the comparison with float32; default: a fixed set", "FILE")
+    answer_tokens: int = option(64, "most tokens of each of its answers", parse=positive_int)
+    compare: bool = option(True, "skip the comparison: report no quality")
     dry_run: bool = option(False, "show sizes, memory and time needed, write nothing")
 
     @property

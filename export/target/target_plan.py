@@ -118,7 +118,7 @@ def show_plan(plan: TargetPlan, console: Console) -> None:
     table.add_row("time", f"about {plan.seconds / 60:.1f} processor minutes{calibrated}")
     table.add_row("disk", f"about {plan.disk_bytes / 1e9:.2f} GB while it is made, in {options.output_dir.parent}")
     compared = "with the same weights in float32" if plan.compared else "not compared"
-    table.add_row("compared", compared if options.bits < 32 else "it is what others are compared with")
+    table.add_row("compared", compared if options.bits < 32 else "nothing: other formats are compared with this one")
     console.print(table)
 
 

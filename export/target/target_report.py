@@ -29,7 +29,7 @@ def markdown(report: dict[str, Any]) -> str:
     lines += [f"| {width} | {time} |" for width, time in report["step_milliseconds"].items()]
     lines += [
         "",
-        f"Steps of one session behind {report['step_past_tokens']} tokens, a tree below the last one. Loaded in "
+        f"Steps of one session after {report['step_past_tokens']} tokens, a tree below the last one. Loaded in "
         f"{report['load_seconds']} s; {report['resident_megabytes']} MB resident with {report['resident_tokens']} "
         "tokens.",
     ]
@@ -41,7 +41,7 @@ def markdown(report: dict[str, Any]) -> str:
 def _quality(report: dict[str, Any]) -> list[str]:
     quality = report["quality"]
     if quality is None:
-        return ["It was not compared." if report["bits"] < 32 else "It is the copy that others are compared with."]
+        return ["It was not compared." if report["bits"] < 32 else "Other formats are compared with this one."]
     return [
         f"Against the model in float32, on {quality['answer_tokens']} tokens that this copy writes, greedily, to "
         f"{quality['prompts']} prompts:",

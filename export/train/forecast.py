@@ -48,7 +48,7 @@ class Forecast:
         """Return one line for a user."""
         disk = f"features {self.disk / 1e9:.1f} GB of {self.free / 1e9:.1f} GB free; " if self.disk else ""
         writing = f"writing {_hours(self.writing)}, " if self.writing else ""
-        rounds = " and what the drafter writes alone" if self.own else ""
+        rounds = " and the drafter's own texts" if self.own else ""
         return (
             f"about {self.answers / 1e6:.2g} M tokens of answers, {self.tokens / 1e6:.2g} M in all; {disk}"
             f"{writing}{self.epochs} epochs{rounds} {_hours(self.training)}, by a few steps of each"

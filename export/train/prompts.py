@@ -102,7 +102,7 @@ class ChatFormat:
         except Exception as error:
             raise ValueError(f"the target's chat template cannot be used: {error}") from None
         if not self._tail or not between:
-            raise ValueError("the target's chat template does not show what user and assistant say")
+            raise ValueError("the target's chat template does not contain the turns of user and assistant")
         self._between = self._ids(between)
         #: tokens that end a text that the target writes in the user's place
         self.end_of_user = self._ids(self._tail)[0]

@@ -145,7 +145,7 @@ def _refuse_other_networks(checkpoint: Checkpoint, shape: Any) -> None:
     for owner, values in ((name, config), ("the target", shape.to_dict())):
         if scaling := _rope_scaling(values):
             raise DrafterError(
-                f"{owner}: rotary scaling {scaling!r}: the authors' self-attention then turns by other angles than "
+                f"{owner}: rotary scaling {scaling!r}: the authors' self-attention then rotates by other angles than "
                 "their cross-attention, which Outrider cannot do; train a drafter for this target instead"
             )
         if (act := values.get("hidden_act", "silu")) != "silu":

@@ -15,8 +15,8 @@ from outrider_core.targets.source import DEFAULT_TARGET
 OPTIONS = infos(TrainOptions)
 GROUPS = {
     "common": "",
-    "text": "what the target is asked, and how long it answers",
-    "training": "how the drafter is shaped and taught",
+    "text": "prompts for the target, and the length of its answers",
+    "training": "shape and training of the drafter",
     "advanced": "where and how the work is done",
 }
 

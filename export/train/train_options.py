@@ -28,20 +28,21 @@ class Preset(NamedTuple):
 #: starting points; given options win
 PRESETS = {
     "quick": Preset(
-        "1,000 short conversations, 2 epochs: minutes on two cores, 1 GB of disk. Shows that everything works for a "
-        "target and writes a drafter that drafts badly",
+        "1,000 short conversations, 2 epochs: minutes on two cores, 1 GB of disk. A test that everything "
+        "works for a target; the drafter is poor",
         1000,
         {"max_prompts": 1000, "max_new_tokens": 96, "max_tokens": 384, "epochs": 2},
     ),
     "default": Preset(
-        "every prompt of the files, 3 epochs, then two rounds on what the drafter wrote alone: so was the shipped one "
-        "trained, in 7 minutes on a GPU. With 6,000 conversations: hours on two cores, 13 GB of disk",
+        "every prompt of the files, 3 epochs, then two rounds on text that the drafter wrote itself: the shipped "
+        "drafter was trained like this in 7 minutes on a GPU. With 6,000 conversations: hours on two cores, 13 GB "
+        "of disk",
         6000,
         {"own_text": 5000, "on_policy": 2},
     ),
     "long": Preset(
-        "longer answers, 8 epochs, and a last stage on what the drafter wrote alone. With 40,000 conversations and the "
-        "default target: days on two cores, 60 GB of disk unless --features online; meant for a GPU",
+        "longer answers, 8 epochs, and a last stage on text that the drafter wrote itself. With 40,000 conversations "
+        "and the default target: days on two cores, 60 GB of disk unless --features online; meant for a GPU",
         40000,
         {"max_new_tokens": 320, "max_tokens": 1024, "epochs": 8, "own_text": 4000},
     ),
@@ -95,13 +96,13 @@ class TrainOptions:
 
     start_from: tuple[Path, ...] = option(
         (),
-        "go on from this drafter, with its shapes and draft vocabulary; of several, from the mean of their weights",
+        "start from this drafter, with its shapes and draft vocabulary; given several, from the mean of their weights",
         "DIR",
         group="training",
     )
     epochs: int = option(
         TrainSettings.epochs,
-        "passes over the text; 0: only --own-text, if given, and what is measured at the end",
+        "passes over the text; 0: only --own-text, if given, and the final measurements",
         "N",
         0,
         group="training",
@@ -116,17 +117,17 @@ class TrainOptions:
     )
     learning_rate: float = option(
         0.0,
-        f"at its highest; 0: {LARGE[1]:g} where --batch-tokens 0 takes the large steps, else {SMALL[1]:g}",
+        f"highest learning rate; 0: {LARGE[1]:g} if --batch-tokens 0 selects the large steps, else {SMALL[1]:g}",
         "RATE",
         0,
         group="training",
     )
     own_text: int = option(
-        0, "a last stage that learns from N texts which the drafter itself wrote on alone", "N", 0, group="training"
+        0, "a last stage that learns from N texts that the drafter continued itself", "N", 0, group="training"
     )
     on_policy: int = option(
         1,
-        "rounds of that stage, each with N other texts, written by what the round before left",
+        "rounds of that stage, each with N new texts, written by the drafter of the round before",
         "N",
         1,
         group="training",
@@ -140,21 +141,21 @@ class TrainOptions:
     )
     features: str = option(
         "auto",
-        "what the target knows of its text: kept in a file, or computed for every batch; auto: online on a GPU",
+        "the target's features of its text: kept in a file, or computed for every batch; auto: online on a GPU",
         choices=("auto", "cache", "online"),
         group="advanced",
     )
     writer: str = option(
         "auto",
-        "what writes the answers: torch, or the target's 8-bit copy, which a verifier on a CPU serves and which is "
-        "several times as fast there; auto: the copy on a CPU where it is made already or 500 conversations are left",
+        "engine that writes the answers: torch, or the target's 8-bit copy, which is several times as fast on a CPU; "
+        "auto: the copy on a CPU if it exists already or 500 conversations are left",
         choices=("auto", "onnx", "torch"),
         group="advanced",
     )
     slots: int = option(128, "conversations answered at a time", "N", 1, group="advanced")
     device: str = option("auto", "cpu, cuda or auto", group="advanced")
     threads: int = option(0, "CPU threads; 0: torch's choice", "N", 0, group="advanced")
-    seed: int = option(0, "of everything that is drawn", "N", 0, group="advanced")
+    seed: int = option(0, "of all random choices", "N", 0, group="advanced")
 
     def __post_init__(self) -> None:
         check_bounds(self)

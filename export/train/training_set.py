@@ -95,9 +95,11 @@ class TrainingSet:
                 raise DrafterError(f"{folder} was imported and has no null row, so it cannot be trained further")
             alike = replace(config, confidence_temperature=first.confidence_temperature) == first
             if not alike or _shapes(tensors) != _shapes(its):
-                raise DrafterError(f"{folder} has other shapes than {folders[0]}, so they have no mean")
+                raise DrafterError(f"{folder} has other shapes than {folders[0]}, so they cannot be averaged")
             if not torch.equal(tensors["draft_ids"], its["draft_ids"]):
-                raise DrafterError(f"{folder} has another draft vocabulary than {folders[0]}, so they have no mean")
+                raise DrafterError(
+                    f"{folder} has another draft vocabulary than {folders[0]}, so they cannot be averaged"
+                )
         mean = {name: torch.stack([tensors[name].float() for _, tensors, _ in drafters]).mean(0) for name in its}
         return first, {**mean, "draft_ids": its["draft_ids"]}, "+".join(drafter_hash for *_, drafter_hash in drafters)
 
@@ -117,7 +119,7 @@ class TrainingSet:
         student = kind.make(self.config)
         if self._start:
             if not isinstance(student, MoA):
-                raise ValueError("only a MoA drafter can go on from an earlier one; leave out --start-from")
+                raise ValueError("only a MoA drafter can start from an earlier one; leave out --start-from")
             student.adopt(self.target.model, self._start["draft_ids"])
             student.restore(self._start)
         else:

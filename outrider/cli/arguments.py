@@ -59,7 +59,7 @@ COMMANDS = {
         ["doctor --bundle build/bundle --server 127.0.0.1:8765", "doctor --model Qwen3-0.6B-Q8_0.gguf"],
     ),
 }
-LEGEND = "Verified text is plain; text the device wrote alone is yellow and underlined until the verifier has seen it."
+LEGEND = "Verified text is plain; offline text is yellow and underlined until the verifier has seen it."
 EXIT_STATUS = (
     "exit status: 0 answered, 1 an error, 2 a wrong command line, 3 the server did not verify all\n"
     "of it, 4 it refused the prompt, 130 stopped by Ctrl-C"
@@ -104,7 +104,7 @@ def parse(argv: Sequence[str] | None, prog: str) -> Options:
         if isinstance(options, WritingOptions) and not options.in_process:
             for flag in LOCAL_FLAGS:
                 if getattr(options, flag) is not None:
-                    raise ValueError(f"--{flag} says what --local loads; give --local too")
+                    raise ValueError(f"--{flag} configures --local; give --local too")
         if isinstance(options, SamplingOptions):
             checked_sampling(options.temperature, options.top_k, options.top_p, options.min_p, options.seed)
     except ValueError as error:

@@ -70,7 +70,7 @@ class Chat:
                 self._output.notices.print(f"[dim]{message['role']}>[/] ", end="")
                 self._output.notices.print(message["content"], markup=False, highlight=False, soft_wrap=True)
             if unfinished:
-                self._output.note("going on with the answer that was cut off")
+                self._output.note("continuing the answer that was cut off")
                 try:
                     await self._show(runtime.resume(unfinished))
                 except ValueError as error:

@@ -83,7 +83,10 @@ def _run(options: WritingOptions, bound: list[socket.socket]) -> int:
     bundle = open_bundle(options.bundle) if options.bundle else _default_bundle()
     address = options.server
     if address and options.policy != "device-only" and in_clear_text(address):
-        print(f"note: {address} is asked in clear text: others on the way can read along; use wss://", file=sys.stderr)
+        print(
+            f"note: {address} is reached in clear text: others on the network can read along; use wss://",
+            file=sys.stderr,
+        )
     with open_server(options, bundle) as server:
         match options:
             case GenerateOptions():

@@ -252,7 +252,7 @@ async def look_at_verifier(
         silent = Finding(
             "verifier",
             "bad",
-            "it takes the connection and says nothing",
+            "it accepts the connection and sends nothing",
             "something else listens there, or a proxy does not pass WebSockets on",
         )
         return [await _plain_text_to_tls(server) or silent]
@@ -348,10 +348,10 @@ async def look_at_clock(server: str, ca_file: Path | None) -> Finding:
         date, now = await asyncio.to_thread(ask)
         skew = now - parsedate_to_datetime(date or "").timestamp()
     except (OSError, ValueError, TypeError, LinkRefused):
-        return Finding("clock", "warning", "the verifier's clock cannot be read", "nothing, if the rest is well")
+        return Finding("clock", "warning", "the verifier's clock cannot be read", "nothing, if everything else is fine")
     if abs(skew) > CLOCK_SECONDS:
         text = f"this machine's clock is {skew:+.0f} s from the verifier's"
-        advice = "set the clock: certificates are refused by a wrong one"
+        advice = "set the clock: a wrong one makes certificates invalid"
         return Finding("clock", "warning", text, advice, {"skew_seconds": round(skew, 1)})
     return good("clock", f"within {max(1.0, abs(skew)):.0f} s of the verifier's", skew_seconds=round(skew, 1))
 
@@ -406,7 +406,7 @@ async def examine(
         found(good("server", "no --server given: the full model runs in the same process"))
         return findings
     if server is None:
-        found(Finding("server", "warning", "no --server given", "without one everything is written alone, unverified"))
+        found(Finding("server", "warning", "no --server given", "without one all text is offline and unverified"))
         return findings
     looks: list[Callable[[], Awaitable[Finding]]] = [
         lambda: look_at_address(server, ca_file),

@@ -117,7 +117,7 @@ class Journal:
         except OSError as error:
             if not self._told:
                 self._told = True
-                self._tell(f"cannot write the journal {self._path}: {error.strerror}; the chat goes on without it")
+                self._tell(f"cannot write the journal {self._path}: {error.strerror}; the chat continues without it")
         else:
             self._told = False
 

@@ -129,7 +129,7 @@ def show(models: Sequence[Model], *, as_json: bool) -> None:
     name, kind, digest, taken, gain, _ = (max(map(len, column)) for column in zip(*rows, strict=True))
     for row in rows:
         print(f"{row[0]:<{name}}  {row[1]:<{kind}}  {row[2]:<{digest}}  {row[3]:>{taken}}  {row[4]:>{gain}}  {row[5]}")
-    print(f"removing all that has a figure under FREES frees {_megabytes(total)}: outrider models rm NAME or HASH")
+    print(f"removing everything with a figure under FREES frees {_megabytes(total)}: outrider models rm NAME or HASH")
 
 
 def _megabytes(size: int) -> str:
@@ -144,7 +144,7 @@ def remove(words: Sequence[str], *, ask: bool) -> None:
         if not (found := [model for model in models if model.named(word)]):
             elsewhere = next((model for model in installed() if model.named(word)), None)
             raise CommandError(
-                f"{elsewhere.path} is not in the cache; it is removed as it was installed"
+                f"{elsewhere.path} is not in the cache; remove it the way it was installed"
                 if elsewhere
                 else f"there is no {word!r} in {cache_dir()}; `outrider models` shows what there is"
             )

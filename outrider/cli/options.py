@@ -46,7 +46,7 @@ class DeviceOptions:
     server: str | None = _flag(
         None,
         "verifier, as host:port, ws://... or wss://...; without it the full model runs in this process, or, with "
-        "--bundle, the device writes every answer alone",
+        "--bundle, the device writes every answer by itself",
         exclusive=True,
     )
     token: str | None = _flag(
@@ -88,8 +88,8 @@ class WritingOptions(DeviceOptions):
     )
     policy: Literal["prefer-cloud", "prefer-device", "cloud-only", "device-only"] = _flag(
         "prefer-cloud",
-        "prefer-cloud: the device writes alone only while the verifier does not answer; prefer-device: it writes at "
-        "once and the verifier corrects it; cloud-only: it never writes alone; device-only: it contacts no verifier",
+        "prefer-cloud: the device writes only while the verifier does not answer; prefer-device: it writes at once and "
+        "the verifier corrects it; cloud-only: it never writes; device-only: it contacts no verifier",
         choices=("prefer-cloud", "prefer-device", "cloud-only", "device-only"),
     )
     on_return: Literal["repair", "keep"] = _flag(

@@ -42,7 +42,7 @@ class Reach:
     @property
     def _patience(self) -> str:
         seconds = self._runtime.patience.offline if self._give_up is None else self._give_up
-        return f"an answer that cannot go on without it waits {seconds:g} s at most{self._hint}"
+        return f"an answer that cannot continue without it waits {seconds:g} s at most{self._hint}"
 
     async def watch(self, stopped: asyncio.Event) -> None:
         """During an answer, report once what is wrong, and set `stopped` if the answer should end."""

@@ -169,7 +169,7 @@ class DeviceCompletion:
     async def prepare(self, asked: ApiRequest, size: int) -> ReplyWriter:
         """See Completion."""
         if asked.top is not None:
-            text = "log probabilities are only known to the verifier's own endpoint: its verdicts carry tokens alone"
+            text = "log probabilities are only known to the verifier's own endpoint: its verdicts carry only tokens"
             raise ApiError(400, text, "logprobs", "unsupported_parameter")
         if self._endpoint.waiting >= MOST_WAITING:
             raise ApiError(429, "too many requests are waiting already", None, "server_busy", RETRY_SECONDS)
@@ -301,7 +301,7 @@ class DeviceCompletion:
             yield Delta(text, {"outrider": {"unverified": True}})
         if event.reason not in COMPLETE or (event.provisional and not keeps_unverified):
             why = event.detail or "it has not answered, or this device has none"
-            why = f"no verifier has written this answer to its end: {why}"
+            why = f"no verifier has completed this answer: {why}"
             raise ApiError(503, why, None, "verifier_unreachable", RETRY_SECONDS)
         yield self._ending(event, unverified=bool(text) or event.stats.adopted > 0)
 
@@ -324,7 +324,7 @@ class DeviceCompletion:
 
 
 def _leaving() -> ApiError:
-    return ApiError(503, "this endpoint is about to end", None, "not_ready", RETRY_SECONDS)
+    return ApiError(503, "this endpoint is shutting down", None, "not_ready", RETRY_SECONDS)
 
 
 class DeviceServer(uvicorn.Server):

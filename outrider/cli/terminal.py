@@ -144,7 +144,7 @@ def summary(event: Finished) -> str:
         parts.append(f"{stats.streamed} streamed")
     if stats.provisional:
         by = f", {stats.understudy} by the understudy" if stats.understudy else ""
-        parts.append(f"{stats.provisional} written alone{by} ({stats.kept} kept, {stats.rolled_back} rolled back)")
+        parts.append(f"{stats.provisional} written offline{by} ({stats.kept} kept, {stats.rolled_back} rolled back)")
     if stats.adopted:
         parts.append(f"{stats.adopted} adopted unverified")
     why = f": {event.detail}" if event.detail and event.reason not in COMPLETE else ""

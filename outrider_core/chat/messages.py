@@ -115,7 +115,7 @@ def check_message(message: ChatMessage, where: str) -> None:
             raise MessageFault(f"{where}.content[{index}]", text, "unsupported_content")
     for index, call in enumerate(message.tool_calls or ()):
         if call.type != "function":
-            raise MessageFault(f"{where}.tool_calls[{index}].type", "only functions are called here")
+            raise MessageFault(f"{where}.tool_calls[{index}].type", "only functions can be called here")
         _arguments(call, f"{where}.tool_calls[{index}].function.arguments")
 
 

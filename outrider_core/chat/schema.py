@@ -103,7 +103,8 @@ class Trial:
         self.steps += steps
         if self.steps > STEPS:
             raise TooCostly(
-                "too costly to try, all schemas of the request together; simplify patterns, patternProperties or $ref"
+                "the schemas of the request together are too costly to test; simplify patterns, "
+                "patternProperties or $ref"
             )
 
     def part(self) -> None:
@@ -216,7 +217,7 @@ class _Shaper:
         """Raise SchemaFault if no string of the pattern can be written."""
         outside = _CLASS.sub("", pattern)
         if _CONTROL.search(outside) or _ESCAPED_CONTROL.search(outside):
-            raise SchemaFault(f"pattern {pattern!r} asks for a control character, which is not written here")
+            raise SchemaFault(f"pattern {pattern!r} asks for a control character, which is not supported here")
         self._pattern(pattern).strings()
 
     def _pattern(self, pattern: str) -> Pattern:
@@ -310,7 +311,7 @@ def _check_multiples(schema: Any, trial: Trial) -> None:
         trial.part()
         scale = Decimal(10) ** max(0, -min(_exponent(one), _exponent(other)))
         if one * scale * other * scale >= 2**32:
-            raise SchemaFault(f"multipleOf {one} and {other}: together they are beyond what is reckoned with here")
+            raise SchemaFault(f"multipleOf {one} and {other}: their common multiple is too large")
 
 
 def _exponent(number: Decimal) -> int:
@@ -337,7 +338,7 @@ def _check_numbers(schema: Any) -> None:
         elif isinstance(value, list):
             left += [(name, one) for one in value]
         elif name and isinstance(value, int) and abs(value) > EXACT:
-            raise SchemaFault(f"{name} has {value}: whole numbers beyond 2**53 are not told apart here")
+            raise SchemaFault(f"{name} has {value}: whole numbers beyond 2**53 cannot be distinguished here")
         elif isinstance(value, float) and not math.isfinite(value):
             raise SchemaFault(f"{name or 'a number'} is beyond what float64 holds")
 
@@ -351,7 +352,7 @@ def _check_text(key: str, value: Any) -> None:
         elif isinstance(one, list):
             left += one
         elif isinstance(one, str) and _CONTROL.search(one):
-            raise SchemaFault(f"{key} has {one!r}, with a control character, which is not written here")
+            raise SchemaFault(f"{key} has {one!r}, with a control character, which is not supported here")
 
 
 class _Shape:
@@ -379,7 +380,7 @@ class _Shape:
         else:
             self._ends |= set(places)
         if not self._finite(self._root):
-            raise SchemaFault("$ref requires itself without an end: no text is finished that obeys it")
+            raise SchemaFault("$ref requires itself without an end: no finite text obeys it")
         width = max(self._width(self._root)[1:])
         if width > MAX_WIDTH:
             text = f"anyOf, oneOf and optional properties leave {width} ways open at once; at most {MAX_WIDTH} may be"

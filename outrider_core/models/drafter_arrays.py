@@ -47,7 +47,7 @@ def _read(folder: Path) -> tuple[MoAConfig, dict[str, dict[str, Any]], str]:
     try:
         values = json.loads((folder / CONFIG_FILE).read_text())
         if values.get("type", "moa") != "moa":
-            raise DrafterError(f"{folder}: a {values['type']} drafter, for benchmarks only; MoA is what devices run")
+            raise DrafterError(f"{folder}: a {values['type']} drafter, for benchmarks only; devices run MoA drafters")
         config = MoAConfig.from_dict(values)
         stored = dict(safetensors.deserialize((folder / WEIGHTS_FILE).read_bytes()))
     except DrafterError:

@@ -255,4 +255,4 @@ def unpack_tree(tokens: bytes, parents: bytes) -> TokenTree:
     try:
         return TokenTree(tuple(unpack_ids(tokens)), tuple(ROOT if p == 255 else p for p in parents))
     except TreeError as error:
-        raise WireError(f"no valid tree: {error}") from None
+        raise WireError(f"not a valid tree: {error}") from None

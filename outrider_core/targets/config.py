@@ -186,7 +186,7 @@ class TargetConfig:
         if heads % config.num_key_value_heads or config.head_dim % 2:
             raise BrokenTarget(
                 f"config.json: {heads} heads, {config.num_key_value_heads} key and value heads of {config.head_dim} "
-                "channels do not go together"
+                "channels do not fit together"
             )
         return config
 

@@ -95,7 +95,7 @@ FAMILIES = {
         gguf_pairs=True,
     ),
     "olmo2": Family(
-        "norms behind branches in place of before them; norms of queries and keys over all heads",
+        "norms after branches instead of before them; norms of queries and keys over all heads",
         biases="attention",
         joined_norms=True,
         pre_norms=False,
@@ -127,8 +127,8 @@ FAMILIES = {
         },
     ),
     "gemma3_text": Family(
-        "norms before and behind branches and of query and key heads; GeGLU; scaled embeddings; local layers with a "
-        "sliding window and rotary positions of their own",
+        "norms before and after branches and of query and key heads; GeGLU; scaled embeddings; local layers with a "
+        "sliding window and separate rotary positions",
         {
             "num_key_value_heads": 4,
             "head_dim": 256,

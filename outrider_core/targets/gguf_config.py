@@ -106,7 +106,7 @@ def gguf_values(file: GgufFile) -> dict[str, Any]:
     """Return the model's values as config.json would have them. Raises as `gguf_config` does."""
     kind, name = file.fields.get("general.type", "model"), file.fields.get("general.architecture")
     if kind != "model":
-        raise UnsupportedTarget(f"this GGUF file holds no model, but what it calls {kind!r}")
+        raise UnsupportedTarget(f"this GGUF file is of type {kind!r}, not a model")
     family = next((each for each, entry in FAMILIES.items() if entry.gguf == name), "")
     if not family:
         TargetConfig.from_json({"model_type": name})

@@ -74,7 +74,7 @@ class GgufFile:
         for _ in range(fields):
             name = self._text()
             if name in self.fields:
-                raise ValueError(f"{name} stands there twice")
+                raise ValueError(f"{name} occurs twice")
             self.fields[name] = self._value(self._number("I"))
         if self.fields.get("split.count", 1) not in (0, 1):
             raise UnsupportedTarget("this is one part of a split GGUF file; join them with llama-gguf-split --merge")
@@ -85,9 +85,9 @@ class GgufFile:
         begin = offset = -(-self._at // alignment) * alignment
         for tensor in found:
             if tensor.name in self.tensors:
-                raise ValueError(f"tensor {tensor.name} stands there twice")
+                raise ValueError(f"tensor {tensor.name} occurs twice")
             if begin + tensor.offset != offset:
-                raise ValueError(f"tensor {tensor.name} does not lie behind the one before it")
+                raise ValueError(f"tensor {tensor.name} does not directly follow the one before it")
             self.tensors[tensor.name] = GgufTensor(tensor.name, tensor.shape, tensor.kind, offset)
             end = offset + _stored_bytes(tensor)
             if end > len(self._data):

@@ -55,11 +55,11 @@ def check_tokenizer(fields: Fields) -> None:
         raise BrokenTarget("its metadata does not give every token a type in tokenizer.ggml.token_type")
     if len(places := dict(zip(tokens, range(len(tokens)), strict=True))) != len(tokens):
         twice = next(token for index, token in enumerate(tokens) if places[token] != index)
-        raise BrokenTarget(f"token {twice!r} stands twice in its tokenizer.ggml.tokens")
+        raise BrokenTarget(f"token {twice!r} occurs twice in its tokenizer.ggml.tokens")
     for left, right in _merges(fields) if kind == "gpt2" else ():
         for part in (left, right, left + right):
             if part not in places:
-                raise BrokenTarget(f"its merges do not go with its tokens: {part!r} is not one of them")
+                raise BrokenTarget(f"its merges do not match its tokens: {part!r} is not one of them")
     for name in ("bos", "eos", "unknown", "padding", "eot", "eom"):
         _token_id(fields, f"tokenizer.ggml.{name}_token_id")
 
@@ -141,14 +141,14 @@ def _bpe(tokens: Sequence[str], merges: Sequence[tuple[str, str]], **options: An
     try:
         return BPE(vocab={token: index for index, token in enumerate(tokens)}, merges=list(merges), **options)
     except Exception as error:  # tokenizers raises bare Exception
-        raise BrokenTarget(f"its merges do not go with its tokens: {error}") from None
+        raise BrokenTarget(f"its merges do not match its tokens: {error}") from None
 
 
 def _merges(fields: Fields) -> list[tuple[str, str]]:
     """Return the pairs; the file has a space between the two."""
     merges = fields.get("tokenizer.ggml.merges")
     if not isinstance(merges, list) or not all(isinstance(merge, str) and " " in merge[1:] for merge in merges):
-        raise BrokenTarget("its metadata lacks tokenizer.ggml.merges, or has others than pairs there")
+        raise BrokenTarget("its metadata lacks tokenizer.ggml.merges, or has entries there that are not pairs")
     return [(left, right) for left, _, right in (merge.partition(" ") for merge in merges)]
 
 

@@ -47,8 +47,8 @@ def check_products(graph: bytes) -> None:
     alone = np.concatenate([_run(session, row[None]) for row in rows])
     if any((_run(session, rows[:count]) != alone[:count]).any() for count in (2, 3, 4, 5, ROWS, 17, len(rows))):
         raise UnsupportedTarget(
-            "this processor computes a row of a product otherwise beside other rows, so trees would not be exact; "
-            "take a target bundle of 8 bits"
+            "on this processor a row of a product depends on the rows beside it, so trees would not be exact; "
+            "use a target bundle of 8 bits"
         )
 
 

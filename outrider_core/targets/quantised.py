@@ -48,8 +48,8 @@ class Quantisation:
             bits = f" at {size} bits" if {"bits", "w_bit"} & options.keys() else ""
             bits += f" in the form {form!r}" if form else ""
             raise UnsupportedTarget(
-                f"this folder is quantised by {name}{bits}, which is not read here (AWQ and GPTQ of 4 bits, MLX of 4 "
-                "and 8, and FP8 are); take the original model, or a GGUF file of it"
+                f"this folder is quantised by {name}{bits}, which is not supported here (AWQ and GPTQ of 4 bits, MLX "
+                "of 4 and 8, and FP8 are); take the original model, or a GGUF file of it"
             )
         return cls(name, options, *_METHODS[name])
 

@@ -127,7 +127,7 @@ class SafetensorsWeights:
         except (ValueError, IndexError, ArithmeticError, KeyError, TypeError, AttributeError) as error:
             if isinstance(error, BrokenTarget | UnsupportedTarget):
                 raise
-            raise BrokenTarget(f"{self._folder}: what {stored} is made of does not go together: {error}") from None
+            raise BrokenTarget(f"{self._folder}: what {stored} is made of does not fit together: {error}") from None
 
     def _parts(self, stored: str) -> dict[str, _Entry]:
         """Return the parts of a quantised tensor by the ends of their names; none if it is not quantised."""
@@ -223,7 +223,7 @@ def _check_tied(folder: Path, embedding: _Entry, head: _Entry) -> None:
     """Raise UnsupportedTarget if a tied head is stored and differs from the embedding."""
     if embedding.shape != head.shape or not np.array_equal(embedding.values(), head.values()):
         raise UnsupportedTarget(
-            f"{folder}: config.json ties the LM head to the embedding, and the weights hold another one; "
+            f"{folder}: config.json ties the LM head to the embedding, but the weights hold another one; "
             "set tie_word_embeddings to false"
         )
 

@@ -408,7 +408,7 @@ def test_policies(classpath: list[Path], folders: dict[str, Path], verifier: Ver
                 nonlocal asked
                 if len(screen.tokens) == 3 and not asked:
                     device.say("pause")
-                if screen.events[-1].get("detail") == "paused, as was asked":
+                if screen.events[-1].get("detail") == "paused on request":
                     asked = True
                     count = len(screen.tokens)
                     await asyncio.sleep(0.3)

@@ -64,7 +64,7 @@ def test_a_gpu_takes_vllm_where_that_is_installed(folder: Path, monkeypatch: pyt
     monkeypatch.setattr(choice, "_driver_counts_gpus", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(choice, "_vllm_release", lambda: "0.32.1")
-    assert chosen(folder) == chosen(folder, dtype="bfloat16") == Choice("vllm", "a GPU is there")
+    assert chosen(folder) == chosen(folder, dtype="bfloat16") == Choice("vllm", "there is a GPU")
     assert chosen(folder, device="cpu").engine == chosen(folder, engine="onnx").engine == "onnx"
     hint = "for the GPU, in an environment of its own: pip install 'outrider[vllm]'"
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)  # a vLLM for CPUs

@@ -243,10 +243,13 @@ def test_printed_settings_of_either_engine_can_be_read(tmp_path: Path) -> None:
         (["--host", "0.0.0.0", "--auth-file", "x"], "--ssl-certfile"),
         (["--insecure", "maybe"], "maybe"),
         (["--engine", "onnx", "--device", "cuda", "--dtype", "bfloat16"], "--device, --dtype"),
-        (["--engine", "torch", "--tensor-parallel-size", "2"], "--engine torch has no --tensor-parallel-size"),
-        (["--engine", "vllm", "--device", "cpu:0"], "--engine vllm has no --device"),
+        (
+            ["--engine", "torch", "--tensor-parallel-size", "2"],
+            "--engine torch does not support --tensor-parallel-size",
+        ),
+        (["--engine", "vllm", "--device", "cpu:0"], "--engine vllm does not support --device"),
         (["--upstream", "http://127.0.0.1:1"], "--engine upstream and --upstream http://HOST:PORT go together"),
-        (["--engine", "upstream", "--upstream", "http://h", "--dtype", "float32"], "upstream has no --dtype"),
+        (["--engine", "upstream", "--upstream", "http://h", "--dtype", "float32"], "upstream does not support --dtype"),
     ],
 )
 def test_wrong_settings_are_one_line(flags: list[str], says: str) -> None:
@@ -287,7 +290,7 @@ def test_service_links_are_named_in_the_log(folder: Path, monkeypatch: pytest.Mo
         monkeypatch.setitem(ENVIRONMENT, name, value)
     with running(folder) as server:
         lines = [json.loads(line) for line in server.log.read_text().splitlines() if line.startswith("{")]
-    (link,) = [line for line in lines if "VERIFIER_PORT is passed over" in line["event"]]
+    (link,) = [line for line in lines if "VERIFIER_PORT is ignored" in line["event"]]
     assert link["value"] == LINKS["VERIFIER_PORT"]
 
 

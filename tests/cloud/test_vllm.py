@@ -171,7 +171,7 @@ def test_models_that_are_not_served_are_refused_in_one_line(tmp_path: Path) -> N
     with pytest.raises(TargetError, match=r"vLLM does not run .*Sliding window for some but all layers") as refused:
         StepExecutor(windowed, 40, 32, 256, "float32")
     assert "\n" not in str(refused.value)
-    with pytest.raises(TargetError, match="vLLM passes over its llama_4_scaling_beta; use --engine"):
+    with pytest.raises(TargetError, match="vLLM ignores its llama_4_scaling_beta; use --engine"):
         make_verifier(tiny_model("ministral3", **FOR_VLLM), engine="vllm")
     narrow = tmp_path / "narrow"
     tiny_model(dtype=torch.float32).save_pretrained(narrow)

@@ -62,7 +62,7 @@ def test_every_path_is_allowed(seed: int, warm: bool, written: str) -> None:
             judge.follow([*text, *path[:length]])
             mask = judge.adjustment().mask(VOCAB)
             assert mask is not None and mask[token], path
-    assert len({tuple(path) for path in paths_of(draft)}) == len(draft.tree), "a path stands there twice"
+    assert len({tuple(path) for path in paths_of(draft)}) == len(draft.tree), "a path occurs twice"
 
 
 @pytest.mark.parametrize("ids", [None, [EOS, 40, 41]], ids=["all tokens", "hardly any"])

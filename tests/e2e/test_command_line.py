@@ -288,7 +288,7 @@ def test_clear_text_to_another_machine_is_told(
     bundle = str(folders[2])
     status = main(["generate", "--bundle", bundle, "--threads", "1", "--server", server, "--give-up", "0.5", "w5"])
     assert status == 3
-    assert ("is asked in clear text" in capsys.readouterr().err) == told
+    assert ("is reached in clear text" in capsys.readouterr().err) == told
 
 
 def test_an_answer_that_was_given_up_is_json_too(folders: Folders, capsys: pytest.CaptureFixture[str]) -> None:

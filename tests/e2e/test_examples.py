@@ -62,7 +62,7 @@ def test_the_example_app_survives_a_restart(folders: Folders, bundle: Bundle, tm
 
     with serve(make_verifier(folders)) as address:
         shown = asyncio.run(run(address))
-    assert "going on with the answer that was cut off" in shown
+    assert "continuing the answer that was cut off" in shown
     kept = json.loads(state.read_text())
     assert kept["record"] is None and [m["role"] for m in kept["messages"]] == ["user", "assistant"] * 2
     assert kept["messages"][1]["content"] == truth

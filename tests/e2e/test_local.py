@@ -362,7 +362,7 @@ def test_command_finds_target_and_drafter_by_the_bundle(folders: Folders) -> Non
     ("arguments", "before", "status", "text"),
     [
         (["--local", "--server", "127.0.0.1:1"], "", 2, "argument --server: not allowed with argument --local"),
-        (["--model", "x"], "", 2, "--model says what --local loads; give --local too"),
+        (["--model", "x"], "", 2, "--model configures --local; give --local too"),
         (
             ["--local"],
             "sys.modules['onnx'] = sys.modules['filelock'] = sys.modules['structlog'] = None",

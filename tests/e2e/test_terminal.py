@@ -341,7 +341,7 @@ def test_a_chat_that_is_killed_goes_on_with_its_answer(folders: Folders, bundle:
             assert 4 <= committed(journal) < 40
             second = start_chat(folders[2], link.address, journal, "")
             shown, _ = await asyncio.to_thread(second.communicate, None, 60)
-            assert second.returncode == 0 and b"going on with the answer" in shown
+            assert second.returncode == 0 and b"continuing the answer" in shown
 
     with serve(make_verifier(folders)) as address:
         asyncio.run(run(address))
@@ -629,7 +629,7 @@ def test_a_server_that_cannot_be_reached_is_named_with_the_reason(folders: Folde
     done = subprocess.run(command, capture_output=True, text=True, timeout=HANG)
     notice, last = (line for line in done.stderr.splitlines() if "doctor" in line)
     assert done.returncode == 3
-    assert notice == f"{last}; an answer that cannot go on without it waits 4 s at most (--give-up)"
+    assert notice == f"{last}; an answer that cannot continue without it waits 4 s at most (--give-up)"
     assert "127.0.0.1:1" in last and "refused; run: outrider doctor --server 127.0.0.1:1" in last
 
 

@@ -53,7 +53,7 @@ def test_the_same_command_goes_on(
 ) -> None:
     write_bundle(folders.options(interrupted, "fp32", "onnx", "executorch"))
     assert reused.lowered == ["onnx", "executorch", "executorch"]
-    assert "going on with the interrupted export" in capsys.readouterr().err
+    assert "continuing the interrupted export" in capsys.readouterr().err
     assert open_bundle(interrupted).manifest.engines.keys() == {"onnx", "executorch"}
     report = json.loads((interrupted / "report.json").read_text())
     assert report["engines"]["onnx"]["lowering"]["opset"] == 21
@@ -178,7 +178,7 @@ def test_half_an_engine_is_lowered_again(folders: Folders, reused: Reused, tmp_p
 def test_command_says_how_to_go_on(folders: Folders, reused: Reused, tmp_path: Path, capsys: Any) -> None:
     reused.wrong["onnx"] = KeyboardInterrupt()
     assert main(command(folders, tmp_path / "bundle")) == 130
-    assert capsys.readouterr().err.splitlines()[-1] == "interrupted; run the same command again to go on from here"
+    assert capsys.readouterr().err.splitlines()[-1] == "interrupted; run the same command again to continue"
 
 
 def test_an_error_leaves_nothing_to_go_on_with(interrupted: Path, folders: Folders, reused: Reused) -> None:

@@ -74,7 +74,7 @@ def test_given_answers_are_told_too(target: Target, tmp_path: Path, monkeypatch:
     told = forecast_training(target, MOA, texts, given)
     assert (told.answers, told.tokens, told.writing, told.own) == (8 * 15, 160, 0.0, 4)
     assert math.isclose(told.training, 160 * 3 * 5 + 2 * 4 * 20 * 5)
-    assert "writing" not in str(told) and "3 epochs and what the drafter writes alone" in str(told)
+    assert "writing" not in str(told) and "3 epochs and the drafter's own texts" in str(told)
 
 
 def test_it_reads_as_one_line() -> None:

@@ -91,7 +91,7 @@ def test_interrupted_training_goes_on_where_it_stopped(training: Training) -> No
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=HANG)
     assert process.returncode == 130, errors
-    assert errors.splitlines()[-1] == "interrupted; run the same command again to go on from here"
+    assert errors.splitlines()[-1] == "interrupted; run the same command again to continue"
     assert "Traceback" not in errors
     assert len(list(training.work.glob("checkpoint-*.safetensors"))) == 1
     assert not training.output.exists()

@@ -192,13 +192,13 @@ def test_metadata_that_does_not_fit_is_one_line(
     ("changes", "says"),
     [
         ({"merges": None}, "lacks tokenizer.ggml.merges"),
-        ({"merges": ["ab"]}, "others than pairs"),
+        ({"merges": ["ab"]}, "entries there that are not pairs"),
         ({"token_type": None}, "lacks tokenizer.ggml.token_type"),
         ({"token_type": [1.5] * 300}, "lacks tokenizer.ggml.token_type"),
-        ({"merges": ["a b", "zz zz"]}, "its merges do not go with its tokens: 'zz' is not one of them"),
+        ({"merges": ["a b", "zz zz"]}, "its merges do not match its tokens: 'zz' is not one of them"),
         ({"token_type": [1, 1]}, "does not give every token a type"),
         ({"eos_token_id": 300}, "has 300 for tokenizer.ggml.eos_token_id"),
-        ({"tokens": ["a"] * 300}, "token 'a' stands twice"),
+        ({"tokens": ["a"] * 300}, "token 'a' occurs twice"),
     ],
 )
 def test_a_broken_tokenizer_is_one_line(tmp_path: Path, arrays: Arrays, changes: dict[str, Any], says: str) -> None:
@@ -259,7 +259,7 @@ def test_parts_and_other_byte_orders_are_refused(tmp_path: Path, arrays: Arrays)
     with pytest.raises(UnsupportedTarget, match="big-endian"):
         GgufWeights(write_gguf(tmp_path / "big.gguf", llama_fields(), llama_arrays(arrays), big=True))
     adapter = write_gguf(tmp_path / "a.gguf", {**llama_fields(), "general.type": "adapter"}, llama_arrays(arrays))
-    with pytest.raises(UnsupportedTarget, match="holds no model, but what it calls 'adapter'"):
+    with pytest.raises(UnsupportedTarget, match="of type 'adapter', not a model"):
         GgufWeights(adapter)
     mixture = write_gguf(tmp_path / "moe.gguf", {}, {}, family="qwen3moe")
     with pytest.raises(UnsupportedTarget, match=r"'qwen3moe' is not supported .*mixtures of experts; vLLM serves it"):

@@ -119,7 +119,10 @@ def test_a_quantised_folder_is_read(tmp_path: Path, method: str) -> None:
 @pytest.mark.parametrize(
     ("keys", "says"),
     [
-        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "quantised by bitsandbytes, which is not read here"),
+        (
+            {"quant_method": "bitsandbytes", "load_in_4bit": True},
+            "quantised by bitsandbytes, which is not supported here",
+        ),
         ({"quant_method": "gptq", "bits": 3}, "quantised by gptq at 3 bits"),
         ({"quant_method": "compressed-tensors", "format": "pack-quantized"}, "quantised by compressed-tensors"),
         ({"quant_method": "awq", "bits": 4, "version": "gemv"}, "quantised by awq at 4 bits in the form 'gemv'"),

@@ -113,7 +113,7 @@ def test_missing_files_are_named(folder: Path) -> None:
     ("values", "says"),
     [
         ({"num_attention_heads": 2}, "tensor model.layers.0.self_attn.k_proj.weight has the shape [16, 32]; by its"),
-        ({"num_key_value_heads": 3}, "4 heads, 3 key and value heads of 8 channels do not go together"),
+        ({"num_key_value_heads": 3}, "4 heads, 3 key and value heads of 8 channels do not fit together"),
         ({"num_hidden_layers": None}, "config.json: num_hidden_layers is None, not a positive whole number"),
         ({"rms_norm_eps": "small"}, "config.json: rms_norm_eps is 'small', not a number"),
         ({"rope_scaling": "linear"}, "config.json: rope_scaling is 'linear', not an object"),
@@ -127,7 +127,7 @@ def test_missing_files_are_named(folder: Path) -> None:
         ({"attention_bias": True}, "there is no tensor model.layers.0.self_attn.q_proj.bias"),
         ({"num_hidden_layers": 1}, "it has a tensor model.layers.1."),
         ({"rope_parameters": {"full_attention": {"rope_theta": 1e6}}}, "of their own for layers of full_attention"),
-        ({"tie_word_embeddings": True}, "ties the LM head to the embedding, and the weights hold another one"),
+        ({"tie_word_embeddings": True}, "ties the LM head to the embedding, but the weights hold another one"),
     ],
 )
 def test_a_configuration_that_does_not_fit_is_one_line(folder: Path, values: dict[str, Any], says: str) -> None:

@@ -15,9 +15,9 @@ const SILENT = "the verifier is silent";
 
 /** Why nothing is written, in words for people. */
 const PAUSED: Record<PauseReason, string> = {
-  unsure: "paused: the device is not sure how to go on",
-  limit: "waiting for the link: the drafter alone has no more to say that is worth reading",
-  asked: "paused, as was asked",
+  unsure: "paused: the device is not sure how to continue",
+  limit: "waiting for the link: more text by the drafter alone would not be worth reading",
+  asked: "paused on request",
 };
 
 /** Events of one answer, in order, until they are taken. why: why the verifier does not answer, or "". */

@@ -11,7 +11,7 @@ export interface FileEntry {
   bytes: number;
 }
 
-/** A complete small model beside the bundle, in a folder of its own that is fetched where somebody asks for it. */
+/** A complete small model beside the bundle, in a separate folder that is fetched where somebody asks for it. */
 export interface UnderstudyEntry {
   folder: string;
   name: string;

@@ -266,7 +266,7 @@ def _plain(body: bytes, coding: str) -> bytes:
             raise ApiError(400, "the body is not one whole gzip member", code="invalid_gzip")
     elif coding.lower() != "identity":
         refusal = ApiError(
-            415, f"content-encoding {coding} is not taken; send gzip or none", code="unsupported_encoding"
+            415, f"content-encoding {coding} is not supported; send gzip or none", code="unsupported_encoding"
         )
         refusal.headers["accept-encoding"] = "gzip"
         raise refusal

@@ -103,7 +103,7 @@ def _grammar(response_format: Mapping[str, Any] | None) -> tuple[int, str]:
     except (TypeError, ValueError, RecursionError) as error:
         raise ConstraintFault("response_format.json_schema.schema", f"the schema is not JSON: {error}") from None
     if len(schema) > MAX_SCHEMA:
-        text = f"the schema has {len(schema)} characters; at most {MAX_SCHEMA} are taken"
+        text = f"the schema has {len(schema)} characters; at most {MAX_SCHEMA} are allowed"
         raise ConstraintFault("response_format.json_schema.schema", text)
     return grammar, schema
 
@@ -117,7 +117,7 @@ def _tools(tools: ToolRules, grammar: int, schema: str) -> str:
         raise ConstraintFault("tools", f"the tools are not JSON: {error}") from None
     if len(text) > MAX_SCHEMA:
         raise ConstraintFault(
-            "tools", f"the tools' schemas have {len(text)} characters; at most {MAX_SCHEMA} are taken"
+            "tools", f"the tools' schemas have {len(text)} characters; at most {MAX_SCHEMA} are allowed"
         )
     return text
 
@@ -129,7 +129,7 @@ def _bias(logit_bias: Mapping[int, float] | Mapping[str, float] | None, vocab_si
         try:
             token = int(key) if isinstance(key, str) else operator.index(key)
         except (TypeError, ValueError):
-            raise ConstraintFault("logit_bias", f"logit_bias has token ids as keys; {key!r} is none") from None
+            raise ConstraintFault("logit_bias", f"logit_bias has token ids as keys; {key!r} is not one") from None
         if not 0 <= token < vocab_size:
             text = f"logit_bias names token {token}; the model has tokens 0 to {vocab_size - 1}"
             raise ConstraintFault("logit_bias", text)
@@ -139,7 +139,7 @@ def _bias(logit_bias: Mapping[int, float] | Mapping[str, float] | None, vocab_si
         if amount:
             bias[token] = amount
     if len(bias) > MAX_BIASES:
-        raise ConstraintFault("logit_bias", f"logit_bias has {len(bias)} entries; at most {MAX_BIASES} are taken")
+        raise ConstraintFault("logit_bias", f"logit_bias has {len(bias)} entries; at most {MAX_BIASES} are allowed")
     return bias
 
 

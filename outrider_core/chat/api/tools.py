@@ -75,7 +75,7 @@ class ToolUse:
 def tool_use_of(tools: Sequence[Any] | None, choice: Any = None, parallel: bool | None = None) -> ToolUse | None:
     """Return the tools of a request; None if none may be called. Raises ConstraintFault."""
     if tools and len(tools) > MAX_TOOLS:
-        raise ConstraintFault("tools", f"{len(tools)} tools; at most {MAX_TOOLS} are taken")
+        raise ConstraintFault("tools", f"{len(tools)} tools; at most {MAX_TOOLS} are allowed")
     functions = [_function(tool, f"tools[{index}]") for index, tool in enumerate(tools or ())]
     names = [each.name for each in functions]
     for index, name in enumerate(names):
@@ -84,7 +84,7 @@ def tool_use_of(tools: Sequence[Any] | None, choice: Any = None, parallel: bool 
     chosen = _chosen(choice)
     if not functions:
         if chosen.only or chosen.required:
-            raise ConstraintFault("tool_choice", "tool_choice asks for a call, and there are no tools")
+            raise ConstraintFault("tool_choice", "tool_choice asks for a call, but there are no tools")
         return None
     if choice == "none":
         return None
@@ -105,7 +105,7 @@ def _function(tool: Any, where: str) -> _Function:
     except msgspec.ValidationError as error:
         raise ConstraintFault(where, f"{where}: {error}") from None
     if read.type != "function" or read.function is None:
-        raise ConstraintFault(f"{where}.type", f"{where}: only tools of type function are called here")
+        raise ConstraintFault(f"{where}.type", f"{where}: only tools of type function are supported here")
     if not re.fullmatch(NAME, read.function.name):
         raise ConstraintFault(f"{where}.function.name", f"{where}: a function's name must match {NAME}")
     if (read.function.parameters or {}).get("type", "object") != "object":

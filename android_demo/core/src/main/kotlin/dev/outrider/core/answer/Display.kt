@@ -129,9 +129,9 @@ internal class Display(
     }
 
     private fun words(reason: PauseReason) = when (reason) {
-        PauseReason.UNSURE -> "paused: the device is not sure how to go on"
-        PauseReason.LIMIT -> "waiting for the link: the drafter alone has no more to say that is worth reading"
-        PauseReason.ASKED -> "paused, as was asked"
+        PauseReason.UNSURE -> "paused: the device is not sure how to continue"
+        PauseReason.LIMIT -> "waiting for the link: more text by the drafter alone would not be worth reading"
+        PauseReason.ASKED -> "paused on request"
     }
 
     /** What the end will say of an answer that cannot go on. */

@@ -26,7 +26,7 @@ public class BundleError(message: String, cause: Throwable? = null) : OutriderEr
 public data class EngineEntry(val file: String, val data: String?, val quant: String, val maxWidth: Int)
 
 /**
- * A complete model in a folder of its own, which may come later than the bundle, or never. bits: of its linear layers;
+ * A complete model in a separate folder, which may come later than the bundle, or never. bits: of its linear layers;
  * bytes: of all its files; sourceHash: identity of the model it was made from; manifestSha256: of its manifest, which
  * has the hashes of its other files; barred: ids that mean something to this model alone, and that it must not write.
  */

@@ -68,7 +68,7 @@ internal fun toolUseOf(request: Request): ToolUse? {
     val required = choice is ToolChoice.Required || choice is ToolChoice.Named ||
         choice is ToolChoice.Allowed && choice.required
     if (tools.isEmpty()) {
-        require(asked == null && !required) { "tool_choice asks for a call, and there are no tools" }
+        require(asked == null && !required) { "tool_choice asks for a call, but there are no tools" }
         return null
     }
     if (choice is ToolChoice.None) return null

@@ -45,7 +45,7 @@ public class AnswerRecord internal constructor(
     init {
         val ends = listOf(0) + writers.map { it.end }
         require(ends.last() == committed.size + provisional.size && writers.map { it.begin } == ends.dropLast(1)) {
-            "it does not say of every token who wrote it"
+            "it does not name the writer of every token"
         }
         require(isArithmetic(arithmetic)) { "its arithmetic is not at most 64 printable characters" }
     }
