@@ -34,7 +34,7 @@ export class AnswerView {
     if (following) scrollDown();
   }
 
-  /** What stands below the answer. */
+  /** The line below the answer. */
   remark(text: string): void {
     this.note.textContent = text;
   }

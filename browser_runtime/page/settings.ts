@@ -1,4 +1,4 @@
-/** What the user chose, kept in this browser; the token only where that was asked for. */
+/** The user's settings, kept in this browser; the token only on request. */
 
 import type { Mode, Options, Policy, Request } from "../src/index.js";
 import { find } from "./dom.js";

@@ -51,7 +51,7 @@ export class TreeView {
     this.heldUntil = performance.now() + HELD_MS;
   }
 
-  /** Whether there is a link; without one the last tree stays, as one that is past. */
+  /** Whether there is a link; without one the last tree stays, greyed out. */
   link(there: boolean): void {
     if (!this.picture) return;
     find("tree-note").textContent = there ? "" : "no link, nothing is sent";

@@ -33,7 +33,7 @@ export class UnderstudyView {
     return this.understudy;
   }
 
-  /** What the settings say about it. */
+  /** The understudy's description in the settings. */
   async describe(): Promise<void> {
     const { entry } = this;
     const here = entry !== null && (await store.has(entry));

@@ -5,10 +5,10 @@ import type { Writer } from "./session/states.js";
 import type { SessionStats } from "./session/stats.js";
 import type { Span } from "./session/transcript.js";
 
-/** Who writes, as far as the link decides it. waiting: the target is silent and nothing is written. */
+/** Who writes, given the state of the link. waiting: the target is silent and nothing is written. */
 export type LinkStatus = "connecting" | "verified" | "alone" | "waiting";
 
-/** What a user sees after an event: `verified` is the target's, `provisional` was written without it. */
+/** The text after an event: `verified` is the target's, `provisional` was written offline. */
 interface Shown {
   verified: string;
   provisional: string;

@@ -1,4 +1,4 @@
-/** What an answer may be asked to hold to, as OpenAI's calls have it (docs/api.md), and its `Constraint`. */
+/** The requested form of an answer, as in OpenAI's calls (docs/api.md), and its `Constraint`. */
 
 import {
   Constraint,
@@ -56,13 +56,13 @@ export interface FormOptions {
   parallelToolCalls?: boolean;
 }
 
-/** What the prompt describes, and the rules of calls as the wire has them. */
+/** The functions in the prompt, and the rules of calls in wire form. */
 export interface ToolUse {
   prompt: readonly Tool[];
   rules: readonly unknown[];
 }
 
-/** What the tools ask for; null: nothing may be called. Throws RangeError. */
+/** The tools of a request; null: none may be called. Throws RangeError. */
 export function toolUseOf(options: FormOptions): ToolUse | null {
   const { tools = [], toolChoice = "auto", parallelToolCalls = true } = options;
   expect(tools.length <= MAX_TOOLS, `${tools.length} tools; at most ${MAX_TOOLS} are taken`);
@@ -84,7 +84,7 @@ export function toolUseOf(options: FormOptions): ToolUse | null {
   return { prompt: functions.map(shown), rules: [rules, required, parallelToolCalls && !named] };
 }
 
-/** What an answer is held to whose first token has index `begin`; null where nothing changes it. Throws RangeError. */
+/** The constraint of an answer whose first token has index `begin`; null if there is none. Throws RangeError. */
 export function constraintOf(
   begin: number,
   vocabSize: number,
@@ -106,7 +106,7 @@ export function constraintOf(
   return new Constraint({ begin, frequencyPenalty, presencePenalty, biases, grammar, schema: text });
 }
 
-/** Whether the device's own writers cannot be held to this. */
+/** Whether the device's own writers do not support this. */
 export function unsupported(constraint: Constraint | null): boolean {
   return Boolean(constraint && constraint.grammar !== GRAMMAR_NONE);
 }
@@ -146,7 +146,7 @@ function closed(parameters: JsonSchema = {}): JsonSchema {
   return "properties" in schema ? { ...schema, additionalProperties: schema.additionalProperties ?? false } : schema;
 }
 
-/** As chat templates take it. */
+/** In the form of chat templates. */
 function shown({ name, description, parameters = {} }: Tool["function"]): Tool {
   const own = Object.keys(parameters).length ? parameters : { type: "object", properties: {} };
   return { type: "function", function: { name, ...(description == null ? {} : { description }), parameters: own } };

@@ -91,7 +91,7 @@ class ThreadScopeSupport private constructor() {
 /** A C++ exception that came through to Java. */
 open class CppException(message: String) : RuntimeException(message)
 
-/** One that is no std::exception. */
+/** An exception that is not a std::exception. */
 class UnknownCppException : CppException {
     constructor() : super("unknown")
 

@@ -1,13 +1,13 @@
 /** The part of nativeloader that ExecuTorch's Java classes call; see Hybrid.kt. */
 package com.facebook.soloader.nativeloader
 
-/** How libraries are loaded. */
+/** Loads native libraries. */
 interface NativeLoaderDelegate {
-    /** Whether [name] was loaded by this call. */
+    /** Load [name]; return whether this call did so. */
     fun loadLibrary(name: String, flags: Int): Boolean
 }
 
-/** As the system does it. */
+/** Loads as the system does. */
 class SystemDelegate : NativeLoaderDelegate {
     override fun loadLibrary(name: String, flags: Int): Boolean {
         System.loadLibrary(name)

@@ -31,14 +31,14 @@ export type InboxEvent =
   | { type: "failed"; session: Session; error: unknown }
   | { type: "wish"; wish: "pause" | "proceed" | "cancel" };
 
-/** What may be looked at while an answer grows: a tree that was sent, and what came of it. */
+/** A look into a growing answer: a tree that was sent, and its verdict. */
 export type Sight =
   | { type: "tree"; tree: TokenTree; scores: readonly number[]; base: number }
   | { type: "verdict"; path: readonly number[]; bonus: number; base: number };
 
 let answers = 0;
 
-/** One answer on its way. why: why there is no connection, or "". watch: gets sights. */
+/** An answer in progress. why: why there is no connection, or "". watch: receives sights. */
 export class Answer {
   private readonly recorder: StatsRecorder;
   private readonly display: Display;
@@ -115,7 +115,7 @@ export class Answer {
     if (event.type === "wish" && event.wish === "proceed") this.display.proceeded();
   }
 
-  /** What the session wants done because of `event`. Throws DrafterFailed. */
+  /** Carry out the session's actions after `event`. Throws DrafterFailed. */
   private actionsOn(event: InboxEvent, now: number): Action[] {
     const { session } = this;
     switch (event.type) {

@@ -1,4 +1,4 @@
-/** What a user sees of an answer: actions of the session in, events out. */
+/** Turns the session's actions into the events that a user sees. */
 
 import type { Event, LinkStatus } from "../events.js";
 import { GRAMMAR_TOOLS } from "../protocol/constraint.js";
@@ -109,7 +109,7 @@ export class Display {
     }
   }
 
-  /** What the end will say of an answer that cannot go on. */
+  /** The reason for the end of an answer that cannot continue. */
   failed(why: string): void {
     this.why = why;
   }

@@ -1,4 +1,4 @@
-/** What an answer waits for: link events, finished jobs of the drafter, and the clock. */
+/** Messages that an answer waits for: link events, finished jobs of the drafter, and the clock. */
 
 /** A queue with one reader. */
 export class Inbox<T> {
@@ -10,7 +10,7 @@ export class Inbox<T> {
     this.arrived?.();
   }
 
-  /** What is there already. */
+  /** The messages that have arrived. */
   take(): T | undefined {
     return this.events.shift();
   }

@@ -15,12 +15,12 @@ export class Reader {
   private committed = -1;
   /** ... began then. */
   private began = 0;
-  /** When another token would be read, wherever it stands. */
+  /** When another token would be read, anywhere. */
   private next = 0;
 
   constructor(private readonly rate: number) {}
 
-  /** When the reader comes to where the next token will stand; that is over where others stood there before. */
+  /** When the reader reaches the next token; that is past if other tokens stood there before. */
   due(committed: number, provisional: number): number {
     return committed === this.committed ? this.began + provisional / this.rate : this.next;
   }
@@ -36,7 +36,7 @@ export class Reader {
 /** At most one WriteToken, held until its time has come. The first one is not held. */
 export class HeldToken {
   private action: WriteToken | null = null;
-  /** Where a paced token will stand, as of `Reader`. */
+  /** Where a paced token will stand, as in `Reader`. */
   private place: [committed: number, provisional: number] | null = null;
   private readonly reader: Reader;
 
@@ -53,7 +53,7 @@ export class HeldToken {
     this.place = paced ? [committed, action.prefix.length - committed] : null;
   }
 
-  /** When the token is due; null where none is held. */
+  /** When the token is due; null if none is held. */
   wakeAt(): number | null {
     if (!this.action) return null;
     return this.place ? this.reader.due(...this.place) : 0;

@@ -22,7 +22,7 @@ export interface TimedChain extends Chain {
  * Promises reject where it cannot be used.
  */
 export interface UnderstudyThread {
-  /** Whether it is here, so that an answer may count on it. */
+  /** Whether the model is available, so that an answer may rely on it. */
   readonly present: boolean;
   /** Read the text; how many of its tokens from `base` on the understudy would have written itself. */
   agreed(of: UnderstudyText, base: number, cancelled: () => boolean): Promise<number | null>;

@@ -23,7 +23,7 @@ export type ReadFile = (name: string) => Promise<Uint8Array<ArrayBuffer>>;
 export class Bundle {
   private readonly boundary: ChatBoundary;
   private readonly template: ChatTemplate;
-  /** What the template does with tools, once they are used. */
+  /** How the template handles tools, once they are used. */
   private ways: { writes: boolean; takes: boolean; tags: boolean } | null = null;
   /** Tokens that end a sentence or a line. */
   readonly sentenceEnds: ReadonlySet<number>;

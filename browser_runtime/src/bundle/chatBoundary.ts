@@ -86,7 +86,7 @@ export class ChatBoundary {
     throw new RangeError("the conversation uses every character of the private use area; leave some out");
   }
 
-  /** What is marked is plain text; every other occurrence of a token's text is the token. */
+  /** Encode marked text as plain text; every other occurrence of a token's text becomes the token. */
   private encodeMarked(text: string, mark: string): number[] {
     this.plain ??= this.makePlain();
     const { tokenizer, names } = this.plain;

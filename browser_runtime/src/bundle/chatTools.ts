@@ -17,14 +17,14 @@ To call one, write exactly this, once for each call:
 </tool_call>`;
 const RESULT_TAG = "<tool_response>";
 const TAGS = /<(\/?\s*tool_response)/gi;
-/** What a template is tried with. */
+/** A conversation to test a template with. */
 const PROBE = { type: "function", function: { name: "probe_f", description: "probe_d", parameters: {} } };
 const CALLED: ToolCall = { id: "probe_id", type: "function", function: { name: "probe_f", arguments: { probe_a: 1 } } };
 const FORM = /<tool_call>\s*\{"name":\s*"probe_f",\s*"arguments":\s*\{"probe_a":\s*1\}\}\s*<\/tool_call>(?!.*probe_f)/s;
 
 export type Render = (messages: readonly Turn[], tools: readonly unknown[]) => string;
 
-/** Whether there is anything of tools to write. */
+/** Whether there are tools, calls or results to write. */
 export function usesTools(messages: readonly ChatMessage[], tools: readonly unknown[]): boolean {
   return tools.length > 0 || messages.some(({ role, tool_calls }) => role === "tool" || tool_calls?.length);
 }
@@ -86,7 +86,7 @@ export function plainMessages(messages: readonly Turn[], tools: readonly unknown
   return plain;
 }
 
-/** Who speaks in a conversation. */
+/** The roles of a conversation. */
 export const ROLES = ["system", "developer", "user", "assistant", "tool"];
 
 /** A message as chat templates take it. */

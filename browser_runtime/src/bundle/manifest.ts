@@ -3,7 +3,7 @@
 export const FORMAT_VERSION = 2;
 export const MANIFEST = "manifest.json";
 
-/** What is there is not a usable bundle. The message is one line that says what to do. */
+/** A folder is not a usable bundle. The message is one line that says what to do. */
 export class BundleError extends Error {}
 
 export interface FileEntry {
@@ -40,7 +40,7 @@ export interface Manifest {
   draftVocabSize: number;
   draftIdsFile: string | null;
   nullRowFile: string | null;
-  /** Where decoding is greedy, logits are divided by it: a token's probability is how often it is the target's choice. */
+  /** In greedy decoding logits are divided by it: a token's probability is how often it is the target's choice. */
   confidenceTemperature: number;
   engineFile: string | null;
   engineData: string | null;

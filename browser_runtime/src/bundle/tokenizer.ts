@@ -46,7 +46,7 @@ export class Tokenizer {
     return this.library.decode(ids, { skip_special_tokens: true, clean_up_tokenization_spaces: false });
   }
 
-  /** What the tokenizer does to text before it looks for tokens. */
+  /** The tokenizer's normalisation of text before it looks for tokens. */
   normalize(text: string): string {
     return this.library.normalizer?.normalize(text) ?? text;
   }

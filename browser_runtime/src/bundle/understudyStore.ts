@@ -5,7 +5,7 @@ import { BundleError, checkEntry, type FileEntry, MANIFEST, type UnderstudyEntry
 
 /** Version of the folder's layout and of the graph's arithmetic that is read here; of `outrider_core.targets.bundle`. */
 const FORMAT_VERSION = 8;
-/** What of the folder runs the model; tokenizer and template are the bundle's own. */
+/** The files of the folder that run the model; tokenizer and template are the bundle's own. */
 const MODEL = "target.onnx";
 const DATA = "target.onnx.data";
 
@@ -28,7 +28,7 @@ export interface TargetFiles {
   shape: TargetShape;
 }
 
-/** What a manifest says of the model, under config.json's names. */
+/** The model's shapes in a manifest, under config.json's names. */
 interface TargetConfig {
   vocab_size: number;
   num_hidden_layers: number;
@@ -48,7 +48,7 @@ export class UnderstudyStore {
   /** name: of the Cache. */
   constructor(readonly name = "outrider-understudy") {}
 
-  /** Whether all of it is here. Its files have been checked when they came; `read` checks them again. */
+  /** Whether it is complete. Its files were checked on arrival; `read` checks them again. */
   async has(entry: UnderstudyEntry): Promise<boolean> {
     if (!(await globalThis.caches?.has(this.name).catch(() => false))) return false; // opening it would make one
     const cache = await openCache(this.name);
@@ -91,7 +91,7 @@ export class UnderstudyStore {
     for (const { url: key } of await cache.keys()) if (!wanted.has(key.slice(KEY.length))) await cache.delete(key);
   }
 
-  /** What is kept, checked again. Throws BundleError. */
+  /** The stored files, checked again. Throws BundleError. */
   async read(entry: UnderstudyEntry): Promise<TargetFiles> {
     const cache = await openCache(this.name);
     const manifest = cache && (await keptManifest(cache, entry));

@@ -83,7 +83,7 @@ export class Candidates {
     return { best: known.map(place => ({ token: ids[place], logProb: scores[place] })), likeliest: foremost };
   }
 
-  /** What logits are divided by; for greedy decoding, so that probabilities say how often a token is chosen. */
+  /** The divisor of logits; in greedy decoding, probabilities then tell how often a token is chosen. */
   temperature(sampling: Sampling): number {
     return sampling.greedy ? this.confidenceTemperature : sampling.temperature;
   }

@@ -262,7 +262,7 @@ export class Drafter {
     return logits;
   }
 
-  /** How many tokens of `prefix` need not be read again; the last one's logits are needed in any case. */
+  /** Count the tokens of `prefix` that need not be read again; the last one's logits are always needed. */
   private kept(prefix: readonly number[]): number {
     return Math.min(commonPrefix(this.cached, prefix), prefix.length - 1);
   }
@@ -327,7 +327,7 @@ export class Drafter {
     return this.take(growth, frontier, spare, await this.expand(growth, frontier, spare), floor);
   }
 
-  /** What probably follows `text` and these paths, as far as that is worth a row of this engine. */
+  /** Likely continuations of `text` and these paths that are worth a row of this engine. */
   private spareRows(
     paths: readonly (readonly number[])[],
     scores: readonly number[],
@@ -338,7 +338,7 @@ export class Drafter {
     return spareRows(paths, scores, most, depth, leastScore(this.rowCost.value), path => this.predict(text, path));
   }
 
-  /** What may follow `text` and `path`: lookup's guess, or what was likeliest behind this token the last time. */
+  /** Lookup's guess after `text` and `path`, or the likeliest token after the same last token before. */
   private predict(text: readonly number[], path: readonly number[]): Guess | null {
     const guess = this.lookup?.guess(path) ?? null;
     const token = this.likeliest.get((path.length ? path : text).at(-1)!);

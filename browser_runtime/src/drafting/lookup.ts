@@ -6,7 +6,7 @@
  * say in how likely such a guess is; like any candidate it can only cost speed.
  */
 
-/** How much the drafter's log-odds of a guess count beside those of its hit rate, where it knows such text. */
+/** Weight of the drafter's log-odds of a guess beside those of its hit rate, on text like its training data. */
 const TRUST = 0.75;
 /** A drafter's probability of a guess counts as one between these where its log-odds are taken. */
 const FAINTEST = 1e-9;

@@ -13,7 +13,7 @@ import type { Guess } from "./lookup.js";
 
 /** Added to the score of what a query must not see. */
 export const MASKED = -1e9;
-/** How often what was likeliest behind a token is it again, roughly. */
+/** How often the likeliest next token of a token is the same again, roughly. */
 export const SEEN_RATE = 0.4;
 /** No row is worth its cost for a path that is less likely than this. */
 const FAINTEST = 0.03;
@@ -71,7 +71,7 @@ export function spareRows(
   return rows;
 }
 
-/** What a step of the engine is asked: tokens [n], positions [n], mask [n, past + n]. */
+/** The inputs of an engine's step: tokens [n], positions [n], mask [n, past + n]. */
 export interface StepRows {
   tokens: readonly number[];
   positions: readonly number[];

@@ -17,7 +17,7 @@ export interface Expanded {
   weights: Uint8Array<ArrayBuffer>;
 }
 
-/** One field of a message, with its bytes as they stand in the file. */
+/** A field of a message, with its bytes in the file. */
 interface Field {
   number: number;
   type: WireType;

@@ -1,14 +1,14 @@
-/** What a page and the drafter's worker say to each other. */
+/** Messages between a page and the drafter's worker. */
 
 import type { Draft, TreeShape } from "../drafting/drafter.js";
 import type { PlainConstraint } from "../protocol/constraint.js";
 import type { SamplingOptions } from "../protocol/sampling.js";
 import type { EngineFiles } from "./onnx.js";
 
-/** Where the computing happens. */
+/** The processor that computes. */
 export type Provider = "wasm" | "webgpu";
 
-/** What the worker begins with; the engine's files are handed over, not copied. */
+/** The worker's first message; the engine's files are transferred, not copied. */
 export interface Setup {
   /** null: the bundle has no drafter. */
   files: EngineFiles | null;
@@ -56,7 +56,7 @@ export type Request =
 /** The worker's answer to the job of this id. */
 export type Reply = { id: number; result: unknown } | { id: number; error: string };
 
-/** What was found out at the start: where it computes, and seconds of an eight-wide step behind 128 tokens. */
+/** Measured at the start: the processor, and seconds of an eight-wide step after 128 tokens. */
 export interface Started {
   provider: Provider;
   threads: number;

@@ -4,7 +4,7 @@ import type { InferenceSession, Tensor, TypedTensor } from "onnxruntime-common";
 import type { DraftStep, Engine, StepResult } from "../drafting/engine.js";
 import { EXPANDED, expand } from "./expand.js";
 
-/** What this module needs of `onnxruntime-web`, whichever build of it. */
+/** The part of `onnxruntime-web` that this module needs, in any build. */
 export interface OnnxRuntime {
   InferenceSession: { create(model: Uint8Array, options: InferenceSession.SessionOptions): Promise<InferenceSession> };
   Tensor: typeof Tensor;

@@ -1,4 +1,4 @@
-/** What a page and the understudy's worker say to each other. */
+/** Messages between a page and the understudy's worker. */
 
 import type { UnderstudyEntry } from "../bundle/manifest.js";
 import type { PlainConstraint } from "../protocol/constraint.js";

@@ -61,7 +61,7 @@ export class WorkerDrafter implements DrafterThread {
     worker.onerror = event => this.fail(event.message || "the drafter's worker does not load");
   }
 
-  /** What was found out at the start. */
+  /** The measurements at the start. */
   started!: Started;
 
   static async start(worker: Worker, job: Job, transfer: Transferable[]): Promise<WorkerDrafter> {

@@ -17,7 +17,7 @@ export interface UnderstudyOptions {
   wasmUrl: string | URL;
   /** 0: chosen by the machine. More than one wants a page that is cross-origin isolated. */
   threads?: number;
-  /** Where it is kept. */
+  /** The store of its files. */
   store?: UnderstudyStore;
 }
 
@@ -70,7 +70,7 @@ export class WorkerUnderstudy implements UnderstudyThread {
     return this.worker !== null;
   }
 
-  /** Whether it is kept in this browser now, and so `present`. */
+  /** Whether it is stored in this browser now, and so `present`. */
   async look(): Promise<boolean> {
     this.present = await this.store.has(this.setup.entry);
     if (!this.present) this.unload();

@@ -1,11 +1,11 @@
-/** What an answer is held to beside its sampling parameters; the verifier's part of every draw (docs/protocol.md). */
+/** The constraint on an answer beside its sampling parameters; part of the verifier's every draw (docs/protocol.md). */
 
 /** Bounds: biases and how large each is either way, penalties either way, characters of a schema. */
 export const MAX_BIASES = 1024;
 export const MAX_BIAS = 100;
 export const MAX_PENALTY = 2;
 export const MAX_SCHEMA = 1 << 15;
-/** What a verifier can obey, as bits of WELCOME's `constraints`: biases and penalties; JSON grammars; tools. */
+/** Supported constraints, as bits of WELCOME's `constraints`: biases and penalties; JSON grammars; tools. */
 export const OBEYS_BIAS = 1;
 export const OBEYS_JSON = 2;
 export const OBEYS_TOOLS = 4;
@@ -65,7 +65,7 @@ export class Constraint {
     return (biased ? OBEYS_BIAS : 0) | obeys;
   }
 
-  /** What the draw behind `text`, prompt included, adds to logits, by token: biases and penalties. */
+  /** The amounts by token that the draw after `text`, prompt included, adds to logits: biases and penalties. */
   amounts(text: readonly number[]): Map<number, number> {
     const amounts = new Map(this.biases);
     if (!this.frequencyPenalty && !this.presencePenalty) return amounts;

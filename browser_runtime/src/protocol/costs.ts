@@ -1,4 +1,4 @@
-/** What a verifier's steps cost, as it tells devices in WELCOME: they shape trees and choose modes by it. */
+/** The cost curve of a verifier's steps, advertised in WELCOME: devices choose trees and modes by it. */
 
 /** Points of a curve on the wire at most. */
 export const MAX_POINTS = 16;

@@ -1,4 +1,4 @@
-/** How an answer can end: one list for the session, the endpoints, the ports and the command line. */
+/** The ways an answer can end, shared by the session, the endpoints, the ports and the command line. */
 
 /**
  * stop: its own end, or a stop string. length: as long as it may be, or the device's drafter only repeated itself.
@@ -9,10 +9,10 @@
  */
 export type FinishReason = "stop" | "length" | "tool_calls" | "cancelled" | "refused" | "unreachable" | "failed";
 
-/** How an answer ends whose text is complete as far as it may be. */
+/** Endings of an answer whose text is complete. */
 export const COMPLETE: readonly FinishReason[] = ["stop", "length", "tool_calls"];
 
-/** Whether an answer that may call functions has called some, and all of its calls are whole. */
+/** Whether an answer that may call functions has called some, all of them completely. */
 export function endsWithCall(text: string): boolean {
   return text.endsWith("}\n</tool_call>"); // no raw newline stands in JSON
 }

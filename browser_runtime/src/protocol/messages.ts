@@ -36,7 +36,7 @@ export interface Welcome {
   arithmetic: string;
 }
 
-/** Whether a verifier may continue what was begun in `arithmetic`: yes where one of the two is unknown. */
+/** Whether a verifier may continue an answer begun in `arithmetic`: yes if one of the two is unknown. */
 export function computesIn(welcome: Welcome, arithmetic: string): boolean {
   return arithmetic === "" || welcome.arithmetic === "" || welcome.arithmetic === arithmetic;
 }

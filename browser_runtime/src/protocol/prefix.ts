@@ -1,4 +1,4 @@
-/** What two texts begin with alike. */
+/** Common prefixes of texts. */
 
 /** Returns the length of the longest common prefix of two texts, in tokens. */
 export function commonPrefix(one: readonly number[], other: readonly number[]): number {

@@ -112,7 +112,7 @@ export function draw(logits: ArrayLike<number>, sampling: Sampling, position: nu
   return argmax(logProbs(logits, sampling).map((value, token) => value + noise.gumbel(token)));
 }
 
-/** Where the largest value stands; of equals the first. */
+/** The index of the largest value; of equals the first. */
 export function argmax(values: ArrayLike<number>): number {
   let best = 0;
   for (let i = 1; i < values.length; i++) if (values[i] > values[best]) best = i;

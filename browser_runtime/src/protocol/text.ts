@@ -1,6 +1,6 @@
 /** Tokens in, text out while they arrive: no half characters, nothing of a stop string or behind it. */
 
-/** What decoders write for bytes that are not a character, or not yet one. */
+/** Decoders write this for bytes that are not, or not yet, a character. */
 const REPLACEMENT = "\ufffd";
 /** A UTF-8 character has at most four bytes, so more tokens than this never wait for one character. */
 const CHARACTER_TOKENS = 4;
@@ -51,7 +51,7 @@ export class Detokeniser {
     return piece;
   }
 
-  /** What is left at the end of the answer. Bytes that never became a character are dropped. */
+  /** The rest at the end of the answer. Bytes that never became a character are dropped. */
   flush(): string {
     return this.decode([...this.context, ...this.pending])
       .replace(/\ufffd+$/, "")

@@ -43,7 +43,7 @@ export class TokenTree {
     this.depths = depths;
   }
 
-  /** One path from the root. */
+  /** A tree of one path from the root. */
   static chain(tokens: readonly number[]): TokenTree {
     return new TokenTree(
       tokens,

@@ -26,7 +26,7 @@ export class WireError extends Error {}
 interface Kind {
   check(value: unknown): unknown;
   pack(value: never): Uint8Array;
-  /** What stands for a field that is left out; undefined: it must be there. */
+  /** The default of a missing field; undefined: it is required. */
   fallback?: unknown;
 }
 

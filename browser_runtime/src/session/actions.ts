@@ -1,4 +1,4 @@
-/** What a session asks its surroundings to do. Pure data, with the names of the other runtimes. */
+/** Actions that a session requests. Pure data, with the names of the other runtimes. */
 
 import type { FinishReason } from "../protocol/ending.js";
 import type { ClientMessage } from "../protocol/messages.js";

@@ -1,4 +1,4 @@
-/** Which feature rows the drafter holds. */
+/** The feature rows that the drafter holds. */
 
 import { type RowShape, unpackRows } from "../protocol/rows.js";
 import type { AddRows } from "./actions.js";
@@ -7,12 +7,12 @@ import type { AddRows } from "./actions.js";
 export class RowsSeen {
   constructor(private readonly held: boolean[] = []) {}
 
-  /** What is held of the first `length` positions. */
+  /** The record of the first `length` positions. */
   upTo(length: number): RowsSeen {
     return new RowsSeen(this.held.slice(0, length));
   }
 
-  /** How many positions from the first on are held without a gap. */
+  /** Count the first positions that are held without a gap. */
   leading(): number {
     const gap = this.held.indexOf(false);
     return gap < 0 ? this.held.length : gap;

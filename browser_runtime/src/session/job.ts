@@ -4,7 +4,7 @@ import type { Draft } from "../drafting/drafter.js";
 import type { Writer } from "./states.js";
 
 export class JobSlot {
-  /** Who has a job of this answer. */
+  /** The writer that has a job of this answer. */
   busy: Writer | null = null;
   /** The tree to send next. */
   ready: Draft | null = null;

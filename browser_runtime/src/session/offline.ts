@@ -1,4 +1,4 @@
-/** Who writes while the target is silent, and whether: the drafter at once, the understudy once it has read the text. */
+/** Decides who writes while the target is silent: the drafter at once, the understudy once it has read the text. */
 
 import { commonPrefix } from "../protocol/prefix.js";
 import type { HandOver, ReadText } from "./actions.js";
@@ -27,7 +27,7 @@ export class OfflineWriter {
   active = false;
   /** Why nothing is written, where that is so for a time. */
   paused: PauseReason | null = null;
-  /** When the wait for the target ends, where nothing more can be written. */
+  /** The end of the wait for the target, once offline writing has stopped. */
   giveUpAt: number | null = null;
   private confidence: number[] = [];
   /** Tokens that the drafter wrote since the target fell silent; whether the last of them ended a sentence. */
@@ -36,12 +36,12 @@ export class OfflineWriter {
   /** Somebody asked to go on. */
   private urged = false;
   private reading: Reading;
-  /** What the understudy was asked to read last, of which the tokens from `base` on are the drafter's own. */
+  /** The last text that the understudy should read; its tokens from `base` on are the drafter's own. */
   private text: readonly number[] = [];
   private base = 0;
   /** The drafter waits for what is read. */
   private holds = false;
-  /** Who wrote the last token alone. */
+  /** The writer of the last offline token. */
   private writer: Writer = "drafter";
   private readonly warm: boolean;
   private waitSeconds: number;
@@ -87,7 +87,7 @@ export class OfflineWriter {
     return can && (this.policy.writer === "prefer-device" || this.deviceOnly) && !this.muted;
   }
 
-  /** What is written now may be taken back, as the target may return. */
+  /** Whether the target may return and roll back what is written now. */
   get mayBeTakenBack(): boolean {
     return this.active && !this.deviceOnly;
   }
@@ -210,7 +210,7 @@ export class OfflineWriter {
 
   // --- the understudy reads ---
 
-  /** What the understudy is to read before it writes. A drafter's first token comes before that work. */
+  /** A request to read before the understudy writes. A drafter's first token comes before that work. */
   readToWrite(committed: readonly number[], provisional: readonly number[]): ReadText[] {
     if (!this.active) return [];
     const text = [...committed, ...provisional];
@@ -228,7 +228,7 @@ export class OfflineWriter {
     return text;
   }
 
-  /** Where it is kept warm, and enough is new in the committed text, ask for that to be read. */
+  /** A request to read new committed text, if the understudy is kept warm and there is enough. */
   readAlong(committed: readonly number[]): ReadText[] {
     const idle = this.reading === "idle" || this.reading === "done";
     const fresh = committed.length - this.text.length;
@@ -236,7 +236,7 @@ export class OfflineWriter {
     return [this.ask([...committed], committed.length)];
   }
 
-  /** Whether `action` is what the understudy is reading, and still useful. */
+  /** Whether the understudy is reading for `action`, and that is still useful. */
   stillReads(action: ReadText): boolean {
     return this.reading === "under way" && this.text === action.prefix && (this.active || this.warm);
   }

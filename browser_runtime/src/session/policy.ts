@@ -1,4 +1,4 @@
-/** What an app decides about its answers. */
+/** An app's policy for its answers. */
 
 /**
  * Whose text an answer is. prefer-cloud: the target's; the device writes where the target is silent. prefer-device: the
@@ -66,7 +66,7 @@ export function policy(of: Partial<Policy> = {}): Policy {
   return whole;
 }
 
-/** Whether the target writes wherever it can, so that trees and streams are alternatives. */
+/** Whether the target writes whenever it can, so that trees and streams are alternatives. */
 export function targetFirst({ writer }: Policy): boolean {
   return writer === "prefer-cloud" || writer === "cloud-only";
 }

@@ -8,7 +8,7 @@ import type { Writer } from "./states.js";
 
 const VERSION = 1;
 
-/** What `EdgeRuntime.resume` needs to continue an answer. It holds the conversation's tokens. */
+/** The data with which `EdgeRuntime.resume` continues an answer. It holds the conversation's tokens. */
 export interface AnswerRecord {
   version: number;
   target: string;
@@ -25,9 +25,9 @@ export interface AnswerRecord {
   /** 32 hex digits. */
   session: string;
   stop: string[];
-  /** What the verified tokens were computed in; "" where that is unknown. */
+  /** The arithmetic of the verified tokens; "" if unknown. */
   arithmetic: string;
-  /** What the answer is held to; null for none. */
+  /** The answer's constraint; null for none. */
   constraint: PlainConstraint | null;
 }
 

@@ -50,7 +50,7 @@ export interface SessionSetup extends VerifierSetup {
   drafter?: boolean;
 }
 
-/** One answer. Feed events by calling the methods; each returns the actions to carry out, in order. */
+/** An answer. Feed events by calling the methods; each returns the actions to carry out, in order. */
 export class Session {
   readonly policy: Policy;
   readonly tuning: Tuning;
@@ -94,7 +94,7 @@ export class Session {
     return this.finished !== null || version !== this.job.version;
   }
 
-  /** Whether the understudy is still to read this: somebody waits for it, or it reads along. */
+  /** Whether the understudy should still read this: a writer waits for it, or it reads along. */
   stillReads(action: ReadText): boolean {
     return !this.finished && this.offline.stillReads(action);
   }
@@ -229,7 +229,7 @@ export class Session {
     return this.next(now);
   }
 
-  /** When `tick` wants to be called, or null. */
+  /** When to call `tick`, or null. */
   wakeAt(): number | null {
     const moments = this.deadlines().map(([, moment]) => moment);
     return moments.length ? Math.min(...moments) : null;

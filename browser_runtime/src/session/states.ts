@@ -1,8 +1,8 @@
-/** Where an answer stands, who wrote it, and why it writes nothing. */
+/** The states of an answer, its writers, and the reasons for a pause. */
 
 export type State = "drafting" | "verifying" | "streaming" | "writing alone" | "waiting for the link" | "finished";
 
-/** Who wrote a token of the answer. understudy: a complete model on the device. */
+/** The writer of a token of the answer. understudy: a complete model on the device. */
 export type Writer = "target" | "understudy" | "drafter";
 
 /**

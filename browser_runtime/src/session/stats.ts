@@ -1,4 +1,4 @@
-/** What a session counts of its answer. */
+/** Counts that a session keeps of its answer. */
 
 import type { Draft } from "../drafting/drafter.js";
 import { type Settled, wasDrafted } from "../speed/settled.js";

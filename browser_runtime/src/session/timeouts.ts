@@ -1,6 +1,6 @@
-/** When the device stops waiting. Seconds on any monotonic clock. */
+/** Time limits of the device. Seconds on any monotonic clock. */
 
-/** When a reply is overdue: smoothed round time plus four deviations (as TCP does, RFC 6298). */
+/** Time until a reply is overdue: smoothed round time plus four deviations (as TCP does, RFC 6298). */
 export class RoundTimer {
   private smoothed: number | null = null;
   private deviation = 0;

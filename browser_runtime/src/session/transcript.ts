@@ -40,7 +40,7 @@ export class Transcript {
     return [...this.committed.slice(this.begin), ...this.provisional];
   }
 
-  /** Who wrote what of the answer, in order. */
+  /** Who wrote which part of the answer, in order. */
   get spans(): Span[] {
     const spans: Span[] = [];
     for (const [index, writer] of this.writers.entries()) {
@@ -70,14 +70,14 @@ export class Transcript {
     return this.endAlone !== null;
   }
 
-  /** How the text has ended, provisional part included; null where more may follow. */
+  /** How the text has ended, provisional part included; null if more may follow. */
   get endAlone(): FinishReason | null {
     const last = this.provisional.at(-1);
     if (this.enough || (last !== undefined && this.eosIds.has(last))) return "stop";
     return this.committed.length + this.provisional.length >= this.limit || this.looping() ? "length" : null;
   }
 
-  /** What of `fresh`, the target's next tokens, belongs to the answer. */
+  /** The part of `fresh`, the target's next tokens, that belongs to the answer. */
   within(fresh: number[]): number[] {
     const end = fresh.findIndex(token => this.eosIds.has(token));
     const most = Math.min(end < 0 ? fresh.length : end + 1, this.limit - this.committed.length);
@@ -92,7 +92,7 @@ export class Transcript {
     if (writer === "understudy") this.stats.understudy++;
   }
 
-  /** How many of `fresh` stand in the provisional text already. */
+  /** Count the tokens of `fresh` that agree with the provisional text. */
   agreeing(fresh: readonly number[]): number {
     return commonPrefix(fresh, this.provisional);
   }

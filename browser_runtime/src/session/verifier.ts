@@ -1,4 +1,4 @@
-/** What an answer knows of its verifier: the link, its limits, the request under way, refusals and deadlines. */
+/** An answer's view of its verifier: the link, its limits, the request in flight, refusals and deadlines. */
 
 import type { Constraint } from "../protocol/constraint.js";
 import {
@@ -59,7 +59,7 @@ export interface VerifierSetup {
   timer: RoundTimer;
 }
 
-/** One answer's verifier, whichever it is at the moment. */
+/** The present verifier of one answer. */
 export class VerifierState {
   linked = false;
   /** This link's verifier will never take what it was asked. */
@@ -76,7 +76,7 @@ export class VerifierState {
   pinned = "";
   /** The first link is waited for until then. */
   connectBy: number | null = null;
-  /** When the link last said something. */
+  /** When the link last delivered something. */
   heard = 0;
   /** Nothing is asked before. */
   private retryAt: number | null = null;
@@ -84,7 +84,7 @@ export class VerifierState {
   private freshOpen = false;
   /** Nodes that it asks for now; larger trees it may prune. */
   private treeBudget = MAX_NODES;
-  /** What the link's verifier computes in; "" where it does not say. */
+  /** The arithmetic of the link's verifier; "" if unknown. */
   private offered = "";
   /** Between streamed tokens. */
   private readonly gaps: RoundTimer;
@@ -105,7 +105,7 @@ export class VerifierState {
     return this.inFlight?.kind === "stream";
   }
 
-  /** What the link is to look for. */
+  /** The arithmetic that the link should look for. */
   get wanted(): Action[] {
     return this.pinned ? [{ type: "Pin", arithmetic: this.pinned }] : [];
   }

@@ -5,13 +5,13 @@ import type { TargetShape } from "../bundle/understudyStore.js";
 /** Rows of the pool that lie together, head by head. */
 export const POOL_BLOCK = 64;
 
-/** One input of a graph, row-major. */
+/** An input of a graph, row-major. */
 export type Input =
   | { type: "int64"; data: BigInt64Array; dims: number[] }
   | { type: "float32"; data: Float32Array; dims: number[] }
   | { type: "float64"; data: Float64Array; dims: number[] };
 
-/** What a step is fed beside the pool, by name. blocks: how much of the pool it reads and writes. */
+/** A step's inputs beside the pool, by name. blocks: how much of the pool it reads and writes. */
 export interface Feed {
   blocks: number;
   inputs: Record<string, Input>;

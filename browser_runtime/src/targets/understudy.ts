@@ -37,7 +37,7 @@ export interface TargetModel {
   close(): Promise<void>;
 }
 
-/** Whether what is done is no longer wanted. */
+/** Whether the result is no longer wanted. */
 export type Cancelled = () => Promise<boolean>;
 
 /**
@@ -61,7 +61,7 @@ export interface Chain {
   scores: number[];
 }
 
-/** What was drafted: the last tokens of `text`, to which it gave `logProbs`. */
+/** A draft: the last tokens of `text`, with their `logProbs`. */
 interface Drafted {
   text: number[];
   logProbs: number[];
@@ -209,7 +209,7 @@ export class Understudy {
     this.logits = null;
   }
 
-  /** What the token behind `text` is drawn from. */
+  /** The logits from which the token after `text` is drawn. */
   private judged(
     logits: Float32Array,
     text: readonly number[],

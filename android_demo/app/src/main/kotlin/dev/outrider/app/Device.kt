@@ -1,4 +1,4 @@
-/** What the system says of itself. */
+/** Facts that the system reports about itself. */
 package dev.outrider.app
 
 import android.app.ActivityManager

@@ -28,7 +28,7 @@ import java.io.IOException
 class Words(private val context: Context) {
     private val numbers get() = Numbers(context.resources.configuration.locale)
 
-    /** One line that says what to do. The library's own errors do so already. */
+    /** Describes an error in one line that says what to do, as the library's own errors do already. */
     fun problem(error: Exception): String = when (error) {
         is NoRoom -> when (val room = error.room) {
             is Room.NoDisk -> context.getString(R.string.no_disk, bytes(room.missing))
@@ -39,7 +39,7 @@ class Words(private val context: Context) {
         else -> error.message ?: error.javaClass.simpleName
     }
 
-    /** How the link is, and why where it is down. */
+    /** The state of the link, with the reason if it is down. */
     fun badge(state: ChatState): String {
         val why = state.reply?.why.orEmpty()
         return if (why.isEmpty()) status(state) else context.getString(R.string.badge_why, status(state), why)
@@ -77,7 +77,7 @@ class Words(private val context: Context) {
         return text
     }
 
-    /** One line for each kind, in its colour and shape. */
+    /** A line for each kind, in its colour and shape. */
     fun legend(): CharSequence = drawn(
         Kind.entries.flatMapIndexed { index, kind ->
             listOfNotNull(Piece(Kind.VERIFIED, "\n").takeIf { index > 0 }, Piece(kind, name(kind)))

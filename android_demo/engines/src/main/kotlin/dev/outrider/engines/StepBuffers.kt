@@ -8,7 +8,7 @@ import java.nio.ByteOrder
 import java.nio.FloatBuffer
 import java.nio.LongBuffer
 
-/** What the graphs call their tensors, in their order; outrider_core/drafting/engines says the same. */
+/** The names of the graphs' tensors, in their order, as in outrider_core/drafting/engines. */
 internal val INPUTS =
     listOf("tokens", "positions", "wanted", "sa_mask", "sa_keys", "sa_values", "row_keys", "row_values")
 internal val OUTPUTS = listOf("logits", "new_keys", "new_values")
@@ -63,7 +63,7 @@ internal class Floats {
     private fun floats(count: Int) = ByteBuffer.allocateDirect(4 * count).order(ByteOrder.nativeOrder()).asFloatBuffer()
 }
 
-/** As [Floats]: whole numbers, at most [most]. */
+/** Like [Floats]: whole numbers, at most [most]. */
 internal class Longs(most: Int) {
     private val data = ByteBuffer.allocateDirect(8 * most).order(ByteOrder.nativeOrder()).asLongBuffer()
 

@@ -14,10 +14,10 @@ import java.nio.LongBuffer
 /** Rows of the pool that lie together, head by head. */
 private const val POOL_BLOCK = 64
 
-/** One input of a graph, row-major. data: a [LongBuffer], [FloatBuffer] or [DoubleBuffer]. */
+/** An input of a graph, row-major. data: a [LongBuffer], [FloatBuffer] or [DoubleBuffer]. */
 internal class Input(val data: Buffer, val shape: LongArray)
 
-/** What a step is fed beside the pool, by name; [blocks]: how much of the pool it reads and writes. */
+/** A step's inputs beside the pool, by name; [blocks]: how much of the pool it reads and writes. */
 internal class Feed(val blocks: Int, val inputs: Map<String, Input>)
 
 /** The inputs of a target graph for one text that begins at the pool's first row (`outrider_core/targets/batch.py`). */

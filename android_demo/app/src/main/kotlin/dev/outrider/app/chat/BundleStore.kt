@@ -51,7 +51,7 @@ class BundleStore(val root: File) {
         return folder
     }
 
-    /** What is to be copied of [source]'s understudy into [bundle]; null where it is there, or not in the source. */
+    /** The part of [source]'s understudy to copy into [bundle]; null if it is there, or not in the source. */
     private fun understudyOf(source: BundleSource, entry: Listing.Understudy, bundle: File): Copied? {
         if (File(File(bundle, entry.folder), MANIFEST).isFile) return null
         val text = source.manifest(entry.folder) ?: return null
@@ -59,7 +59,7 @@ class BundleStore(val root: File) {
         return Copied(entry.folder, text, Listing.parse(text))
     }
 
-    /** What the bundle in [folder] takes. Raises [BundleError]. */
+    /** The space that the bundle in [folder] takes. Raises [BundleError]. */
     fun needs(folder: File): Needs = Listing.parse(File(folder, MANIFEST).readText()).needs
 
     /** Delete every bundle but [used]. */
@@ -121,7 +121,7 @@ private class Copied(val folder: String, val text: String, val listing: Listing)
     fun path(name: String) = if (folder.isEmpty()) name else "$folder/$name"
 }
 
-/** Where a bundle comes from. */
+/** The source of a bundle. */
 interface BundleSource {
     /** The text of the bundle's manifest.json, or of that in the bundle's [folder]; null where there is none. */
     fun manifest(folder: String = ""): String?
@@ -142,7 +142,7 @@ internal fun manifestText(stream: InputStream): String {
     return String(buffer, 0, size, Charsets.UTF_8)
 }
 
-/** What a manifest says of files, as far as copying needs it; [dev.outrider.core.bundle.Bundle] checks the rest. */
+/** The files that a manifest lists, for copying; [dev.outrider.core.bundle.Bundle] checks the rest. */
 internal class Listing(val files: Map<String, Entry>, val needs: Needs, val understudy: Understudy?) {
     class Entry(val bytes: Long, val sha256: String)
 

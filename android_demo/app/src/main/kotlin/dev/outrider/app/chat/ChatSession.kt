@@ -54,7 +54,7 @@ class ChatSession(
     /** The record of an answer that waits for a runtime. */
     private var unfinished: String? = null
 
-    /** What the answer on its way began with. */
+    /** The beginning of the answer in progress. */
     private class Begin(val seconds: Double, val up: Long, val down: Long)
 
     @OptIn(ExperimentalCoroutinesApi::class)
@@ -126,7 +126,7 @@ class ChatSession(
         if (online) opened?.runtime?.networkChanged()
     }
 
-    /** Whether a screen of the app shows. No connection is kept behind it once the answer has ended. */
+    /** Whether a screen of the app shows. Without one, the connection ends with the answer. */
     fun visible(visible: Boolean) {
         this.visible = visible
         opened?.runtime?.run { if (visible) foreground() else background() }
@@ -227,7 +227,7 @@ class ChatSession(
     }
 }
 
-/** Where in the verified text stands what the target did not write. */
+/** The parts of the verified text that the target did not write. */
 internal fun keptRanges(record: AnswerRecord, decode: (List<Int>) -> String): List<IntRange> {
     fun length(tokens: Int) = decode(record.committed.take(tokens)).length
     return record.writers.filter { it.writer != Writer.TARGET && it.begin < record.committed.size }

@@ -8,7 +8,7 @@ import dev.outrider.core.session.Writer
 const val USER = "user"
 const val ASSISTANT = "assistant"
 
-/** One turn of the conversation. */
+/** A turn of the conversation. */
 data class Turn(val role: String, val pieces: List<Piece>) {
     /** Without what was taken back. */
     val text: String get() = pieces.filter { it.kind != Kind.WITHDRAWN }.joinToString("") { it.text }
@@ -16,7 +16,7 @@ data class Turn(val role: String, val pieces: List<Piece>) {
     fun message() = ChatMessage(role, text)
 }
 
-/** What the badge says of the link, and of who writes alone: the drafter ([ALONE]) or the [UNDERSTUDY]. */
+/** The badge's state of the link, and who writes offline: the drafter ([ALONE]) or the [UNDERSTUDY]. */
 enum class Badge { LOADING, READY, CONNECTING, VERIFIED, CATCHING_UP, ALONE, UNDERSTUDY, WAITING, DEVICE_ONLY, PROBLEM }
 
 /** Everything the screen shows. ready: the bundle is open; online: the system has a network; problem: one line. */

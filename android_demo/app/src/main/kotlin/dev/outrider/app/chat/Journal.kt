@@ -8,7 +8,7 @@ import java.io.IOException
 
 private const val VERSION = 1L
 
-/** What outlives the process. record: of the answer on its way, as the library writes it; [reply]: its text. */
+/** The state that outlives the process. record: of the answer in progress, from the library; [reply]: its text. */
 data class Entry(val turns: List<Turn>, val reply: List<Piece> = emptyList(), val record: String? = null)
 
 /** Keeps one [Entry] in [file], whole or not at all. Blocks: not for an app's main thread. */

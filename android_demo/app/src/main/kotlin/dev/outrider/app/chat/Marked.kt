@@ -1,6 +1,6 @@
 package dev.outrider.app.chat
 
-/** How a piece is drawn beside its colour, so that colours need not be distinguished. */
+/** The style of a piece beside its colour, so that colours need not be distinguished. */
 enum class Shape { PLAIN, UNDERLINED, BRACKETED, STRUCK }
 
 val Kind.shape: Shape

@@ -11,7 +11,7 @@ import dev.outrider.core.events.RolledBack
 import dev.outrider.core.events.Verified
 import dev.outrider.core.session.Writer
 
-/** What a piece of text is worth; each has a colour and a shape of its own on the screen. */
+/** The status of a piece of text; each has its own colour and shape on the screen. */
 enum class Kind {
     /** The target's own. */
     VERIFIED,

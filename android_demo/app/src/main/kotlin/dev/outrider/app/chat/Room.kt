@@ -3,7 +3,7 @@ package dev.outrider.app.chat
 /** Bytes that the device has left. memory: for all apps; lowMemory: the system begins to end apps. */
 data class Space(val disk: Long, val memory: Long, val lowMemory: Boolean)
 
-/** What a bundle takes. files: everything that is copied; weights: the engine's files, which are loaded. */
+/** The size of a bundle. files: everything that is copied; weights: the engine's files, which are loaded. */
 data class Needs(val files: Long, val weights: Long) {
     /**
      * While an answer is on its way, by rule of thumb: a graph's weights may be packed into a second copy, and beside

@@ -3,7 +3,7 @@ package dev.outrider.core.answer
 import dev.outrider.core.protocol.Detokeniser
 import dev.outrider.core.protocol.StopStrings
 
-/** As an event has it: what joins the verified text, and how the end of the provisional text changes. */
+/** The change of an event: the text that joins the verified one, and the new end of the provisional one. */
 internal class Change(val added: String, val dropped: Int, val appended: String)
 
 /** The answer as text, kept up token by token; provisional text is decoded behind the verified one. */
@@ -21,7 +21,7 @@ internal class AnswerText(decode: (List<Int>) -> String, stops: List<String>) {
     /** No text is provisional. */
     val settled: Boolean get() = provisional.isEmpty()
 
-    /** What is new since the last call. */
+    /** The changes since the last call. */
     fun change(): Change {
         val added = verified.substring(told)
         told = verified.length

@@ -30,7 +30,7 @@ import dev.outrider.core.session.State
 private const val SILENT = "the verifier is silent"
 
 /**
- * What a user sees of an answer: actions of the session in, events out.
+ * Turns the session's actions into the events that a user sees.
  *
  * stops: strings that end the text. why: why the verifier does not answer; "" while it does or nothing is known.
  */
@@ -64,7 +64,7 @@ internal class Display(
         return count?.let { action.tokens.size - it }
     }
 
-    /** As [keep] of a [Commit]. */
+    /** See [keep] of a [Commit]. */
     fun keep(action: Adopt): Int? {
         val count = extend(action.tokens)
         val surplus = count?.let { action.tokens.size - it }
@@ -75,7 +75,7 @@ internal class Display(
         return surplus
     }
 
-    /** One more event, with what is new in the text. */
+    /** Add an event with the text's changes. */
     private fun show(event: (String, Int, String) -> Event) {
         val change = text.change()
         events += event(change.added, change.dropped, change.appended)
@@ -134,7 +134,7 @@ internal class Display(
         PauseReason.ASKED -> "paused on request"
     }
 
-    /** What the end will say of an answer that cannot go on. */
+    /** The reason for the end of an answer that cannot continue. */
     fun failed(reason: String) {
         why = reason
     }

@@ -14,7 +14,7 @@ internal class Reader(private val rate: Double) {
     private var began = 0.0 // ... began then
     private var next = 0.0 // when another token would be read, wherever it stands
 
-    /** When the reader comes to where the next token will stand; that is over where others stood there before. */
+    /** When the reader reaches the next token; that is past if other tokens stood there before. */
     fun due(committed: Int, provisional: Int): Double =
         if (committed == this.committed) began + provisional / rate else next
 
@@ -44,7 +44,7 @@ internal class HeldToken(rate: Double) {
         this.paced = paced
     }
 
-    /** When the token is due; null where none is held. */
+    /** When the token is due; null if none is held. */
     fun wakeAt(): Double? = action?.let { if (paced) reader.due(committed, it.prefix.size - committed) else 0.0 }
 
     /** The token to write now, if its time has come or it is stale, as jobs carry [version] now; it is free then. */

@@ -10,7 +10,7 @@ import dev.outrider.core.session.ReadText
 import dev.outrider.core.session.Session
 import dev.outrider.core.session.WriteToken
 
-/** What an answer waits for. Jobs carry the session that asked: it may have been cancelled since. */
+/** Messages that an answer waits for. Jobs carry their session, which may have been cancelled since. */
 internal sealed interface InboxEvent {
     /** The link reports. */
     class Linked(val event: LinkEvent) : InboxEvent

@@ -12,7 +12,7 @@ import dev.outrider.core.speed.MOST_TOKENS
 import dev.outrider.core.targets.Decoding
 import dev.outrider.core.targets.Understudy
 
-/** What a session asks of the understudy, done in the understudy's thread; results go to [report]. */
+/** A session's jobs for the understudy, run in its thread; results go to [report]. */
 internal class UnderstudyJobs(
     private val session: Session,
     private val worker: UnderstudyThread,

@@ -6,7 +6,7 @@ import java.util.concurrent.RejectedExecutionException
 import java.util.concurrent.ThreadPoolExecutor
 import java.util.concurrent.TimeUnit
 
-/** One thread owns the [understudy]; it begins with the first job. */
+/** A thread that owns the [understudy]; it starts with the first job. */
 internal class UnderstudyThread(private val understudy: Understudy) {
     private val waiting = LinkedBlockingQueue<Runnable>()
     private val thread = ThreadPoolExecutor(1, 1, 0, TimeUnit.SECONDS, waiting) { job ->

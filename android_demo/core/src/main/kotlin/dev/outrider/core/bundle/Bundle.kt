@@ -130,7 +130,7 @@ public class Bundle internal constructor(
          */
         public fun open(folder: File, verify: Boolean = true): Bundle = open(folder, verify, SubwordTokenizer::parse)
 
-        /** As the other; readTokenizer: makes the tokenizer from the text of tokenizer.json. */
+        /** Like the other; readTokenizer: makes the tokenizer from the text of tokenizer.json. */
         internal fun open(folder: File, verify: Boolean, readTokenizer: (String) -> Tokenizer): Bundle {
             val file = File(folder, MANIFEST)
             if (!file.isFile) throw BundleError("$folder: no $MANIFEST there; write one with: python -m export bundle")

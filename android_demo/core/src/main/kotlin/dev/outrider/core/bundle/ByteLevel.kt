@@ -67,7 +67,7 @@ internal fun decodeUtf8(bytes: ByteArray, size: Int): String = buildString {
     }
 }
 
-/** What may follow the first byte: no overlong forms, no surrogates, nothing above U+10FFFF. */
+/** Valid second bytes: no overlong forms, no surrogates, nothing above U+10FFFF. */
 private fun second(first: Int) = when (first) {
     0xE0 -> 0xA0..0xBF
     0xED -> 0x80..0x9F

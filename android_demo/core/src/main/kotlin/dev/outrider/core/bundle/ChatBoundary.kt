@@ -65,7 +65,7 @@ private class Breaker(val contents: Set<String>) {
         byStart[text[at].lowercaseChar()].orEmpty().any { text.startsWith(it, at, ignoreCase = true) }
     }
 
-    /** Where a mark breaks a token that the text from [begin] to [end] may begin or end in. */
+    /** The places where a mark breaks a token that the text from [begin] to [end] may begin or end in. */
     private fun ends(text: String, begin: Int, end: Int): Set<Int> {
         val places = HashSet<Int>()
         for (length in 1 until minOf(longest, end - begin + 1)) {

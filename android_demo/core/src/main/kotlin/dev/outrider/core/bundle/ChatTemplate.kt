@@ -83,7 +83,7 @@ internal class ChatTemplate(internal val source: String) {
             }
         }
 
-        /** Where the tag ends, strings in it passed over. */
+        /** The end of the tag; strings in it are skipped. */
         private fun closing(kind: String, from: Int): Int {
             val mark = if (kind == "{") "}}" else "$kind}"
             var quote: Char? = null
@@ -185,7 +185,7 @@ internal class ChatTemplate(internal val source: String) {
         private val FOR = Regex("""(\w+)\s+in\s+(.+)""", RegexOption.DOT_MATCHES_ALL)
         private val SET = Regex("""(\w+)\s*=(?!=)\s*(.+)""", RegexOption.DOT_MATCHES_ALL)
 
-        /** As Python prints it. */
+        /** Format a value as Python prints it. */
         fun shown(value: Any?): String = when (value) {
             null -> "None"
             is Boolean -> if (value) "True" else "False"

@@ -35,7 +35,7 @@ public data class Tool(val name: String, val description: String? = null, val pa
         require("x-guidance" !in schema.orEmpty()) { "$name: x-guidance is not taken here" }
     }
 
-    /** As chat templates take it. */
+    /** In the form of chat templates. */
     internal val shown: Map<String, Any?>
         get() = mapOf("type" to "function", "function" to shownFunction)
 
@@ -66,7 +66,7 @@ public data class ToolCall(val name: String, val arguments: String) {
             pythonJson(mapOf("name" to name, "arguments" to Json.parse(arguments))) + "\n</tool_call>"
 }
 
-/** Who speaks in a conversation. */
+/** The roles of a conversation. */
 private val ROLES = listOf("system", "developer", "user", "assistant", "tool")
 
 /**
@@ -80,7 +80,7 @@ internal fun asTemplatesTake(messages: List<ChatMessage>): List<ChatMessage> = m
     if (role == "developer") message.copy(role = "system") else message
 }
 
-/** Whether there is anything of tools to write. */
+/** Whether there are tools, calls or results to write. */
 internal fun usesTools(messages: List<ChatMessage>, tools: List<Tool>): Boolean =
     tools.isNotEmpty() || messages.any { it.role == "tool" || it.calls.isNotEmpty() }
 

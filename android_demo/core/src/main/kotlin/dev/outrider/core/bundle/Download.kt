@@ -62,7 +62,7 @@ public suspend fun downloadBundle(
     second.download(secondManifest, File(folder, name)) { progress(manifest.bytes + it, all) }
 }
 
-/** What a manifest says of the files beside it. */
+/** The files that a manifest lists. */
 private class FileList(val text: String) {
     val raw: Any? = Json.parse(text)
     val files = raw.field<Map<String, Any?>>("files").onEach { (name, _) -> checkPlain(name) }

@@ -5,7 +5,7 @@ import dev.outrider.core.bundle.ChatTemplate.Companion.truth
 import dev.outrider.core.bundle.ChatTemplate.Scope
 import dev.outrider.core.bundle.ChatTemplate.Undefined
 
-/** What a template's expression is worth. Values: text, [Long], [Boolean], null, lists, maps, [Undefined]. */
+/** Evaluates a template's expression. Values: text, [Long], [Boolean], null, lists, maps, [Undefined]. */
 internal typealias Value = (Scope) -> Any?
 
 /**

@@ -49,7 +49,7 @@ internal fun interface PreTokenizer {
             return pattern["Regex"]?.let { Regex(java(it)) } ?: Regex.fromLiteral(pattern.field("String"))
         }
 
-        /** Where Metaspace sets its mark before a text: "always", "first" or "never". */
+        /** When Metaspace puts its mark before a text: "always", "first" or "never". */
         fun scheme(row: Map<String, Any?>): String =
             if (row["add_prefix_space"] == false) "never" else row["prepend_scheme"] as String? ?: "always"
 

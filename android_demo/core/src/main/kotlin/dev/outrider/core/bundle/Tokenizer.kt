@@ -132,7 +132,7 @@ internal class SubwordTokenizer private constructor(
             return AddedToken(row.int("id"), row.field("content"), row.field("special"), row.field("normalized"))
         }
 
-        /** What is done to a text before anything else. */
+        /** The normalisation of a text before anything else. */
         private fun normalizer(row: Any?): (String) -> String {
             if (row == null) return { it }
             return when (val type = row.field<String>("type")) {

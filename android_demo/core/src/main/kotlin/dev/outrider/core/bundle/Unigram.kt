@@ -2,7 +2,7 @@ package dev.outrider.core.bundle
 
 import dev.outrider.core.bundle.SubwordTokenizer.Companion.refuse
 
-/** What an unknown character costs beyond the least likely piece, as SentencePiece has it. */
+/** The cost of an unknown character beyond the least likely piece, as in SentencePiece. */
 private const val UNKNOWN_PENALTY = 10.0
 
 /**

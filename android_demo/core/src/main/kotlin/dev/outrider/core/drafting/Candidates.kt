@@ -34,7 +34,7 @@ internal class Candidates(
     private val x = FloatArray(draftIds.size)
     private val top = Likeliest(draftIds.size)
 
-    /** What logits are divided by; for greedy decoding, so that probabilities say how often a token is chosen. */
+    /** The divisor of logits; in greedy decoding, probabilities then tell how often a token is chosen. */
     fun temperature(sampling: Sampling) = if (sampling.greedy) confidenceTemperature else sampling.temperature
 
     /** The row of the LM head that [token] has, or -1. */

@@ -239,12 +239,12 @@ internal class Drafter(
         return take(growth, frontier, spare, expand(growth, frontier, spare), floor)
     }
 
-    /** What probably follows [text] and these paths, as far as that is worth a row of this engine. */
+    /** Likely continuations of [text] and these paths that are worth a row of this engine. */
     private fun spareRows(
         paths: List<List<Int>>, scores: List<Double>, most: Int, depth: Int, text: List<Int>,
     ) = spareRows(paths, scores, most, depth, leastScore(rowCost.value)) { predict(text, it) }
 
-    /** What may follow [text] and [path]: lookup's guess, or what was likeliest behind this token the last time. */
+    /** Lookup's guess after [text] and [path], or the likeliest token after the same last token before. */
     private fun predict(text: List<Int>, path: List<Int>): Lookup.Guess? {
         val guess = lookup?.guess(path)
         val seen = likeliest[path.lastOrNull() ?: text.last()]
@@ -324,7 +324,7 @@ internal class Drafter(
         return logits
     }
 
-    /** How many tokens of [prefix] need not be read again; the last one's logits are needed in any case. */
+    /** Count the tokens of [prefix] that need not be read again; the last one's logits are always needed. */
     private fun kept(prefix: List<Int>): Int =
         minOf(commonPrefix(cached, prefix), prefix.size - 1)
 

@@ -101,7 +101,7 @@ internal class Lookup(private val memory: Int = MEMORY) {
     }
 
     companion object {
-        /** How much the drafter's log-odds of a guess count beside those of its hit rate, where it knows such text. */
+        /** Weight of the drafter's log-odds of a guess beside those of its hit rate, on text like its training data. */
         private const val TRUST = 0.75
 
         /** A drafter's probability of a guess counts as one between these where its log-odds are taken. */

@@ -5,7 +5,7 @@ import kotlin.math.ln
 /** Additive mask value of what a query must not see. */
 internal const val MASKED = -1e9f
 
-/** How often what was likeliest behind a token is it again, roughly. */
+/** How often the likeliest next token of a token is the same again, roughly. */
 internal const val SEEN_RATE = 0.4
 
 /** No row is worth its cost for a path that is less likely than this. */
@@ -55,7 +55,7 @@ internal fun spareRows(
     return rows
 }
 
-/** What a step of the engine is asked. */
+/** The inputs of an engine's step. */
 internal class StepRows(val tokens: LongArray, val positions: LongArray, val mask: FloatArray)
 
 /**

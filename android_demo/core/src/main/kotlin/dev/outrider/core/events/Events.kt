@@ -30,7 +30,7 @@ public class Shown {
     /** The target's own text, and what was adopted. */
     public val verified: String get() = verifiedText.toString()
 
-    /** What was written without the target and may be taken back. */
+    /** Text written offline, which may be rolled back. */
     public val provisional: String get() = provisionalText.toString()
 
     /** Take up the next event; returns this. */
@@ -91,7 +91,7 @@ public data class Finished(
     val spans: List<Span> = emptyList(),
 ) : Event
 
-/** What the target does. */
+/** The state of the target. */
 public enum class LinkState {
     /** Nothing is known of it yet. */
     CONNECTING,
@@ -108,7 +108,7 @@ public enum class LinkState {
 
 /** Statistics of one answer. Seconds and bytes as measured; bytes count WebSocket frames of this answer. */
 public class AnswerStats internal constructor(
-    /** What the session counted: rounds, stalls, tokens written alone. */
+    /** The session's counts: rounds, stalls, offline tokens. */
     public val counts: SessionStats,
     /** Verified. */
     public val tokens: Int,

@@ -7,7 +7,7 @@ internal const val MAX_BIASES = 1024
 internal const val MAX_BIAS = 100f
 internal const val MAX_SCHEMA = 1 shl 15
 
-/** What a verifier can obey, as bits of [Welcome.constraints]: biases and penalties; JSON grammars; tools. */
+/** Supported constraints, as bits of [Welcome.constraints]: biases and penalties; JSON grammars; tools. */
 internal const val OBEYS_BIAS = 1
 internal const val OBEYS_JSON = 2
 internal const val OBEYS_TOOLS = 4
@@ -19,7 +19,7 @@ internal const val GRAMMAR_JSON_SCHEMA = 2
 internal const val GRAMMAR_TOOLS = 3
 
 /**
- * What an answer is held to beside its sampling parameters; the verifier's part of every draw (docs/protocol.md).
+ * The constraint on an answer beside its sampling parameters; part of the verifier's every draw (docs/protocol.md).
  *
  * begin: index of the answer's first token; biases: amounts by token id, each -100..100; penalties: -2..2; schema: the
  * JSON schema of [GRAMMAR_JSON_SCHEMA] or the tools of [GRAMMAR_TOOLS], as text. Raises [IllegalArgumentException]
@@ -56,7 +56,7 @@ internal data class Constraint(
             return (if (biased) OBEYS_BIAS else 0) or obeys
         }
 
-    /** What the draw behind [text], prompt included, adds to logits, by token: biases and penalties. */
+    /** The amounts by token that the draw after [text], prompt included, adds to logits: biases and penalties. */
     fun amounts(text: List<Int>): Map<Int, Double> {
         val amounts = HashMap<Int, Double>()
         for ((token, bias) in biases) amounts[token] = bias.toDouble()

@@ -1,4 +1,4 @@
-/** How an answer can end: one list for the session, the endpoints, the ports and the command line. */
+/** The ways an answer can end, shared by the session, the endpoints, the ports and the command line. */
 package dev.outrider.core.protocol
 
 /** Why an answer ended. Text that nobody verified is marked as such, however the answer ended. */
@@ -6,7 +6,7 @@ public enum class FinishReason {
     /** Its own end, or a stop string. */
     STOP,
 
-    /** As long as it may be, or the device's drafter only repeated itself. */
+    /** The limit of tokens was reached, or the device's drafter only repeated itself. */
     LENGTH,
 
     /** Its own end, and it calls functions. */
@@ -28,5 +28,5 @@ public enum class FinishReason {
     public val complete: Boolean get() = this == STOP || this == LENGTH || this == TOOL_CALLS
 }
 
-/** Whether an answer that may call functions has called some, and all of its calls are whole. */
+/** Whether an answer that may call functions has called some, all of them completely. */
 internal fun endsWithCall(text: String): Boolean = text.endsWith("}\n</tool_call>") // no raw newline stands in JSON

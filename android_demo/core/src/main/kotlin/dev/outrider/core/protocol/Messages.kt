@@ -5,15 +5,15 @@
  */
 package dev.outrider.core.protocol
 
-/** What travels in one frame; [type] is its first value. */
+/** The message in one frame; [type] is its first value. */
 internal sealed interface Message {
     val type: Int
 }
 
-/** What a device sends. */
+/** A message of a device. */
 internal sealed interface ClientMessage : Message
 
-/** What a verifier sends. */
+/** A message of a verifier. */
 internal sealed interface ServerMessage : Message
 
 /**
@@ -52,7 +52,7 @@ internal class Welcome(
 ) : ServerMessage {
     override val type get() = 2
 
-    /** Whether it may continue what was begun in [arithmetic]: yes where one of the two is unknown. */
+    /** Whether it may continue an answer begun in [arithmetic]: yes if one of the two is unknown. */
     fun computesIn(arithmetic: String): Boolean =
         arithmetic.isEmpty() || this.arithmetic.isEmpty() || this.arithmetic == arithmetic
 }

@@ -1,7 +1,7 @@
 /** Tokens in, text out while they arrive: no half characters, nothing of a stop string or behind it. */
 package dev.outrider.core.protocol
 
-/** What decoders write for bytes that are not a character, or not yet one. */
+/** Decoders write this for bytes that are not, or not yet, a character. */
 internal const val REPLACEMENT = '\uFFFD'
 
 /** A UTF-8 character has at most four bytes, so more tokens than this never wait for one character. */
@@ -50,7 +50,7 @@ internal class Detokeniser(private val decode: (List<Int>) -> String) {
         return piece
     }
 
-    /** What is left at the end of the answer. Bytes that never became a character are dropped. */
+    /** The rest at the end of the answer. Bytes that never became a character are dropped. */
     fun flush(): String = decode(context + pending).trimEnd(REPLACEMENT).drop(sent)
 
     /** Keep the last token alone where a character begins with it, so that the window stays short. */

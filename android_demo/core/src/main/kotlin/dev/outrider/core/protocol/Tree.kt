@@ -57,7 +57,7 @@ internal class TokenTree(val tokens: List<Int> = emptyList(), val parents: List<
     override fun toString() = "TokenTree(tokens=$tokens, parents=$parents)"
 
     companion object {
-        /** One path from the root. */
+        /** A tree of one path from the root. */
         fun chain(tokens: List<Int>) = TokenTree(tokens.toList(), List(tokens.size) { it - 1 })
 
         private fun edge(parent: Int, token: Int) = parent.toLong() shl 32 or (token.toLong() and 0xFFFFFFFFL)

@@ -106,7 +106,7 @@ private fun fieldsOf(constraint: Constraint): List<Any> = with(constraint) {
     listOf(begin, frequencyPenalty, presencePenalty, packIds(biases.keys.toList()), amounts.array(), grammar, schema)
 }
 
-/** What a verifier sent. Raises [WireError] and nothing else, whatever the bytes. */
+/** Decode a verifier's message. Raises [WireError] and nothing else, whatever the bytes. */
 internal fun decodeServer(frame: ByteArray): ServerMessage {
     val end = frame.indexOfLast { it != 0.toByte() }
     if (end < 0 || frame[end] != PADDING_MARK) throw WireError("frame without padding mark")

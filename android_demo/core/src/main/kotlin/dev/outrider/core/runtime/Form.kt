@@ -1,4 +1,4 @@
-/** What an answer may be asked to hold to, as the verifier's OpenAI-style calls have it, and its [Constraint]. */
+/** The requested form of an answer, as in the verifier's OpenAI-style calls, and its [Constraint]. */
 package dev.outrider.core.runtime
 
 import dev.outrider.core.bundle.Json
@@ -24,14 +24,14 @@ private const val NO_GRAMMARS = "no grammar library runs here"
 
 /** The form of an answer; null in its place: any text. */
 public sealed interface ResponseFormat {
-    /** One JSON object, whatever is in it. */
+    /** Any JSON object. */
     public object JsonObject : ResponseFormat
 
     /** JSON that obeys [schema], a JSON schema as text; the verifier says which it cannot obey. */
     public data class JsonSchema(val schema: String) : ResponseFormat
 }
 
-/** Which of the tools an answer calls. */
+/** The choice of tools that an answer may call. */
 public sealed interface ToolChoice {
     /** None: the functions are left out of the prompt. */
     public object None : ToolChoice
@@ -42,17 +42,17 @@ public sealed interface ToolChoice {
     /** Calls alone. */
     public object Required : ToolChoice
 
-    /** One call of this function. */
+    /** A call of this function. */
     public data class Named(val name: String) : ToolChoice
 
     /** These alone, though the prompt describes all; required: calls alone. */
     public data class Allowed(val names: Set<String>, val required: Boolean = false) : ToolChoice
 }
 
-/** What the prompt describes, and the rules of calls as the wire has them. */
+/** The functions in the prompt, and the rules of calls in wire form. */
 internal class ToolUse(val prompt: List<Tool>, val rules: List<Any?>)
 
-/** What [request]'s tools ask for; null: nothing may be called. Raises [IllegalArgumentException]. */
+/** The tools of [request]; null: none may be called. Raises [IllegalArgumentException]. */
 internal fun toolUseOf(request: Request): ToolUse? {
     val (tools, choice) = request.tools to request.toolChoice
     require(tools.size <= MAX_TOOLS) { "${tools.size} tools; at most $MAX_TOOLS are taken" }

@@ -1,4 +1,4 @@
-/** What a session asks its surroundings to do. Pure data, under the names that all ports share. */
+/** Actions that a session requests. Pure data, under the names that all ports share. */
 package dev.outrider.core.session
 
 import dev.outrider.core.protocol.ClientMessage

@@ -4,7 +4,7 @@ import dev.outrider.core.drafting.Draft
 
 /** The one job under way, to draft or to write, and which results of jobs are still wanted. */
 internal class JobSlot {
-    /** Who has a job of this answer. */
+    /** The writer that has a job of this answer. */
     var busy: Writer? = null
         private set
 

@@ -1,4 +1,4 @@
-/** Who writes while the target is silent, and whether: the drafter at once, the understudy once it has read. */
+/** Decides who writes while the target is silent: the drafter at once, the understudy once it has read. */
 package dev.outrider.core.session
 
 import dev.outrider.core.protocol.commonPrefix
@@ -18,7 +18,7 @@ private const val FEW_TOKENS = 8
 /** Seconds that an answer waits at its end for a verifier that accepts it, where the last one dialled did not. */
 internal const val REFUSED_SECONDS = 10.0
 
-/** How far the understudy is. */
+/** The understudy's progress in reading. */
 internal enum class Reading {
     /** There is none, or the policy wants none. */
     ABSENT,
@@ -74,7 +74,7 @@ internal class OfflineWriter(
     var paused: PauseReason? = null
         private set
 
-    /** When the wait for the target ends. */
+    /** The end of the wait for the target. */
     var giveUpAt: Double? = null
         private set
 
@@ -96,7 +96,7 @@ internal class OfflineWriter(
             return can && (policy.writer == WhoWrites.PREFER_DEVICE || deviceOnly) && !muted
         }
 
-    /** What is written now may be taken back, as the target may return. */
+    /** Whether the target may return and roll back what is written now. */
     val mayBeTakenBack: Boolean get() = active && !deviceOnly
 
     /** Whether another token may follow [provisional] unverified ones. */
@@ -179,7 +179,7 @@ internal class OfflineWriter(
     /** The understudy has read along, and can draft what the target verifies. */
     val drafts: Boolean get() = warm && reading == Reading.DONE
 
-    /** Who writes the next token; null: the drafter has written enough, or leaves it to the understudy that reads. */
+    /** The writer of the next token; null: the drafter has written enough, or waits for the reading understudy. */
     val nextWriter: Writer?
         get() = when {
             reading == Reading.DONE -> Writer.UNDERSTUDY
@@ -212,7 +212,7 @@ internal class OfflineWriter(
 
     // --- the understudy reads ---
 
-    /** What the understudy is to read before it writes. A drafter's first token comes before that work. */
+    /** A request to read before the understudy writes. A drafter's first token comes before that work. */
     fun readToWrite(committed: List<Int>, provisional: List<Int>): List<Action> {
         if (!active) return emptyList()
         val text = committed + provisional
@@ -226,14 +226,14 @@ internal class OfflineWriter(
     /** The committed text, which it reads as it drafts behind it, so that it need not be asked to. */
     fun readToDraft(committed: List<Int>): List<Int> = committed.toList().also { read = it }
 
-    /** Where it is kept warm, and enough is new in the committed text, ask for that to be read. */
+    /** A request to read new committed text, if the understudy is kept warm and there is enough. */
     fun readAlong(committed: List<Int>): List<Action> {
         val idle = reading == Reading.IDLE || reading == Reading.DONE
         val enough = committed.size - read.size >= if (read.isEmpty()) 1 else WARM_TOKENS
         return if (warm && idle && enough) listOf(ask(committed.toList(), committed.size)) else emptyList()
     }
 
-    /** Whether [action] is what the understudy is reading, and still useful. From any thread. */
+    /** Whether the understudy is reading for [action], and that is still useful. From any thread. */
     fun stillReads(action: ReadText): Boolean =
         reading == Reading.UNDER_WAY && read === action.prefix && (active || warm)
 
@@ -255,7 +255,7 @@ internal class OfflineWriter(
         return if (active && judged < text.size) judged - committed.size else null
     }
 
-    /** Where it agreed with all it read, what the drafter wrote meanwhile, to be read while that one waits. */
+    /** If it agreed with all it read: a request to read what the drafter wrote meanwhile, while that one waits. */
     fun readOn(committed: List<Int>, provisional: List<Int>, keep: Int): ReadText? {
         val judged = committed.size + keep
         return if (judged < read.size) null else ask(committed + provisional, judged, holds = true)

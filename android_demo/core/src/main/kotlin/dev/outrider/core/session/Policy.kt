@@ -1,7 +1,7 @@
-/** What an app decides about its answers. */
+/** An app's policy for its answers. */
 package dev.outrider.core.session
 
-/** Who writes. */
+/** The writer of an answer. */
 public enum class WhoWrites {
     /** The target's text; the device writes where the target is silent. */
     PREFER_CLOUD,
@@ -16,16 +16,16 @@ public enum class WhoWrites {
     DEVICE_ONLY,
 }
 
-/** What happens to text that was written alone, when the target is back. */
+/** Treatment of offline text once the target is back. */
 public enum class OnReturn {
     /** The target's text replaces what differs from it. */
     REPAIR,
 
-    /** What was written stays, and the target goes on behind it; the text is then not the target's own. */
+    /** Offline text stays, and the target continues after it; the text is then not the target's own. */
     KEEP,
 }
 
-/** How far the device writes alone. */
+/** How far the device writes offline. */
 public enum class Offline {
     /**
      * An understudy to the end of the answer; without one the drafter finishes its sentence, as more of its own is not
@@ -43,7 +43,7 @@ public enum class Offline {
     PAUSE,
 }
 
-/** When an understudy is loaded, where there is one. */
+/** Use of the understudy, if there is one. */
 public enum class UnderstudyUse {
     /** It reads the text when the target falls silent, and the drafter writes until it has. */
     COLD,

@@ -99,7 +99,7 @@ public class AnswerRecord internal constructor(
     }
 }
 
-/** What [restore] needs. target: the bundle's hash; stop: the strings that end the answer. */
+/** The data for [restore]. target: the bundle's hash; stop: the strings that end the answer. */
 internal fun recordOf(session: Session, target: String, stop: List<String>) = AnswerRecord(
     session.prompt, session.committed.drop(session.prompt.size), session.provisional, session.text.spans,
     session.sampling, session.maxNew, session.verifier.seq, session.stream, session.sessionId, target, stop,

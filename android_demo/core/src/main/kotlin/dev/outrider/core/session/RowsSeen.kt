@@ -3,7 +3,7 @@ package dev.outrider.core.session
 import dev.outrider.core.protocol.RowShape
 import dev.outrider.core.protocol.unpackRows
 
-/** Which positions' feature rows the drafter holds. */
+/** The positions whose feature rows the drafter holds. */
 internal class RowsSeen private constructor(private var seen: BooleanArray) {
     constructor() : this(BooleanArray(0))
 

@@ -78,10 +78,10 @@ internal class Session(
     /** Whether the result of a job that carries [version] is no longer wanted. */
     fun cancelled(version: Int): Boolean = finished != null || version != job.version
 
-    /** Whether the understudy is still to read this: somebody waits for it, or it reads along. */
+    /** Whether the understudy should still read this: a writer waits for it, or it reads along. */
     fun stillReads(action: ReadText): Boolean = finished == null && offline.stillReads(action)
 
-    /** Who is to draft on below the tree under way, or behind the chain; null: nobody, or it is not worth it. */
+    /** Who drafts ahead, below the present tree or after the chain; null if that is not worthwhile. */
     val draftsAhead: Writer?
         get() {
             val request = verifier.inFlight
@@ -188,7 +188,7 @@ internal class Session(
         return next(now)
     }
 
-    /** When [tick] wants to be called, or null. */
+    /** When to call [tick], or null. */
     fun wakeAt(): Double? = deadlines().minOfOrNull { (_, moment) -> moment }
 
     /** Time passed: act on the first deadline that has passed. */

@@ -4,7 +4,7 @@ import dev.outrider.core.drafting.Draft
 import dev.outrider.core.speed.RequestKind
 import dev.outrider.core.speed.Settled
 
-/** What a session counts of its answer; seconds are as the driver measured them. */
+/** Counts that a session keeps of its answer; seconds are as the driver measured them. */
 public class SessionStats internal constructor() {
     /** Tree rounds with a verdict, catch-up rounds not counted; draft tokens accepted and nodes sent in these. */
     public var rounds: Int = 0; internal set

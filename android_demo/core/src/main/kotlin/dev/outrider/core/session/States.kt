@@ -1,9 +1,9 @@
-/** Where an answer stands, and why it pauses. */
+/** The states of an answer, and the reasons for a pause. */
 package dev.outrider.core.session
 
 import dev.outrider.core.protocol.FinishReason
 
-/** Where an answer stands; docs/design.md has the table of transitions. */
+/** The state of an answer; docs/design.md shows the transitions. */
 internal enum class State {
     /** No request is under way; the drafter is growing a tree, or waits for the first link. */
     DRAFTING,
@@ -30,7 +30,7 @@ internal fun stateOf(verifier: VerifierState, offline: OfflineWriter, finished: 
     else -> State.DRAFTING
 }
 
-/** Who wrote a token of the answer. */
+/** The writer of a token of the answer. */
 public enum class Writer {
     /** The full model, at the verifier. */
     TARGET,

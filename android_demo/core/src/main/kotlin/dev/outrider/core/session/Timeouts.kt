@@ -1,4 +1,4 @@
-/** When the device stops waiting. Seconds on any monotonic clock. */
+/** Time limits of the device. Seconds on any monotonic clock. */
 package dev.outrider.core.session
 
 import kotlin.math.abs

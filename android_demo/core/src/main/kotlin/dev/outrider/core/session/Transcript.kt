@@ -26,13 +26,13 @@ internal class Transcript(
     /** Of the answer's tokens, provisional ones included, each one's. */
     private val writers = ArrayList<Writer>()
 
-    /** Who wrote what of the answer, in order. */
+    /** Who wrote which part of the answer, in order. */
     val spans: List<Span> get() = spansOf(writers)
 
     /** A stop string came in the provisional text. */
     var enough = false
 
-    /** What the user sees: the answer's verified and provisional tokens. */
+    /** The tokens that the user sees: the answer's verified and provisional ones. */
     val answer: List<Int> get() = committed.drop(prompt.size) + provisional
 
     /** Tokens of the committed answer. */
@@ -49,7 +49,7 @@ internal class Transcript(
     /** The text, provisional part included, is at its end; or the drafter only repeats itself. */
     val full: Boolean get() = endAlone != null
 
-    /** How the text has ended, provisional part included; null where more may follow. */
+    /** How the text has ended, provisional part included; null if more may follow. */
     val endAlone: FinishReason?
         get() = when {
             enough || provisional.lastOrNull() in eosIds -> FinishReason.STOP
@@ -57,7 +57,7 @@ internal class Transcript(
             else -> null
         }
 
-    /** What of [fresh], the target's next tokens, belongs to the answer. */
+    /** The part of [fresh], the target's next tokens, that belongs to the answer. */
     fun within(fresh: List<Int>): List<Int> {
         val end = fresh.indexOfFirst { it in eosIds }.let { if (it < 0) fresh.size else it + 1 }
         return fresh.take(minOf(end, limit - committed.size))
@@ -86,7 +86,7 @@ internal class Transcript(
             return (0 until all.size - LOOP).any { all.subList(it, it + LOOP) == tail }
         }
 
-    /** How many of [fresh] stand in the provisional text already. */
+    /** Count the tokens of [fresh] that agree with the provisional text. */
     fun agreeing(fresh: List<Int>): Int = commonPrefix(fresh, provisional)
 
     /** [fresh] are the target's: what agrees is confirmed, and at the first difference the rest is rolled back. */

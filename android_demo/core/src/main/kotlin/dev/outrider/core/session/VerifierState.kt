@@ -1,4 +1,4 @@
-/** What an answer knows of its verifier: the link, its limits, the request under way, refusals and deadlines. */
+/** An answer's view of its verifier: the link, its limits, the request in flight, refusals and deadlines. */
 package dev.outrider.core.session
 
 import dev.outrider.core.drafting.Draft
@@ -37,7 +37,7 @@ private const val SHORTEST_RETRY = 0.05
  */
 internal enum class Deadline { CONNECT, GIVE_UP, RETRY, REPLY, RENEW }
 
-/** What follows from a verifier's refusal. No text is lost by any. */
+/** The consequence of a verifier's refusal. None loses text. */
 internal enum class Refusal {
     /** Nothing: it says that of what was given up, or of a link that ends after its replies. */
     IGNORE,
@@ -114,7 +114,7 @@ internal class VerifierState(
     /** The first link is waited for until then. */
     var connectBy: Double? = null
 
-    /** When the link last said something. */
+    /** When the link last delivered something. */
     var heard = 0.0
 
     /** A request may be sent. */
@@ -123,7 +123,7 @@ internal class VerifierState(
     /** The target writes alone: its next token is awaited. */
     val streams: Boolean get() = inFlight?.kind == RequestKind.STREAM
 
-    /** What the link is to look for. */
+    /** The arithmetic that the link should look for. */
     val wanted: List<Action> get() = if (pinned.isEmpty()) emptyList() else listOf(Pin(pinned))
 
     /** Nodes of the next tree, at most. */

@@ -66,7 +66,7 @@ public class Understudy @EngineApi constructor(
     private val barred: List<Int> = emptyList(),
     private val open: () -> UnderstudyModel,
 ) {
-    /** What was drafted: the last tokens of [text], to which it gave [logProbs]. */
+    /** A draft: the last tokens of [text], with their [logProbs]. */
     private class Chain(
         val text: MutableList<Int> = ArrayList(),
         val decoding: Decoding = Decoding(0),
@@ -207,7 +207,7 @@ public class Understudy @EngineApi constructor(
         logits = null
     }
 
-    /** What the token behind [text] is drawn from. */
+    /** The logits from which the token after [text] is drawn. */
     private fun judged(logits: FloatArray, text: List<Int>, decoding: Decoding): DoubleArray {
         val answer = text.subList(decoding.promptLength, text.size)
         val judged = DoubleArray(logits.size) { logits[it].toDouble() }
