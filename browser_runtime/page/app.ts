@@ -20,7 +20,7 @@ import { UnderstudyView } from "./understudyView.js";
 
 const BUNDLE_URL = "bundle/";
 const EXAMPLES = ["Why is the sky blue?", "Tell me a story about a lighthouse.", "How do I bake bread?"];
-/** An answer on its way is written down at most this often; the page's end writes it too. */
+/** An answer in progress is written down at most this often; the page's end writes it too. */
 const JOURNAL_MS = 250;
 const BADGE_MS = 250;
 const STATES: Record<LinkStatus | "idle", string> = {
@@ -79,7 +79,7 @@ async function open(): Promise<void> {
   progress.hidden = true;
 }
 
-/** A runtime with the present settings. Throws what it does where these cannot be used. */
+/** A runtime with the present settings. Throws if they are unusable. */
 async function begin(): Promise<void> {
   if (!bundle) return;
   button("send").disabled = true;

@@ -1,4 +1,4 @@
-/** Conversations, kept in this browser alone. Each has a place of its own, and one tab at a time has it open. */
+/** Conversations, kept only in this browser. Each is stored separately, and open in one tab at a time. */
 
 import type { AnswerRecord } from "../src/index.js";
 
@@ -48,7 +48,7 @@ export class Conversations {
     return true;
   }
 
-  /** Take up `conversation` again. False where another tab has it open. */
+  /** Open `conversation` again. False if another tab has it open. */
   async choose({ id }: Conversation): Promise<boolean> {
     if (id === this.here.id) return true;
     if (!(await this.claim(id))) return false;
@@ -56,7 +56,7 @@ export class Conversations {
     return true;
   }
 
-  /** False where another tab has it open. */
+  /** False if another tab has it open. */
   async delete({ id }: Conversation): Promise<boolean> {
     const before = this.here.id;
     if (id !== before && !(await this.claim(id))) return false;

@@ -27,7 +27,7 @@ const DEFAULTS: Settings = {
   writer: "prefer-cloud",
   onReturn: "repair",
   offline: "sentence",
-  understudy: "off", // a large download, which nobody gets who did not ask for it
+  understudy: "off", // a large download, only on request
   mode: "",
   temperature: 0,
   seed: "",
@@ -51,7 +51,7 @@ export function saveSettings(settings: Settings): void {
   }
 }
 
-/** The address to dial; null: nobody. */
+/** The address to dial; null: none. */
 export function serverOf(settings: Settings): string | null {
   return settings.writer === "device-only" ? null : settings.server.trim() || location.origin;
 }

@@ -1,4 +1,4 @@
-/** The understudy on the page: its download, where it was asked for, and its place in the settings. */
+/** The understudy on the page: its download, on request, and its settings. */
 
 import { type Bundle, openUnderstudy, UnderstudyStore, type WorkerUnderstudy } from "../src/index.js";
 import { announce, bytes, find } from "./dom.js";
@@ -24,7 +24,7 @@ export class UnderstudyView {
     };
   }
 
-  /** The understudy for a runtime, or null where the bundle has none. What is not here yet is fetched meanwhile. */
+  /** The understudy for a runtime, or null if the bundle has none. Missing files are fetched meanwhile. */
   async begin(wanted: boolean): Promise<WorkerUnderstudy | null> {
     if (!wanted) this.download?.abort();
     if (!wanted || !this.entry) return null;

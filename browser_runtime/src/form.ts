@@ -111,7 +111,7 @@ export function unsupported(constraint: Constraint | null): boolean {
   return Boolean(constraint && constraint.grammar !== GRAMMAR_NONE);
 }
 
-/** Throws RangeError where nothing here can hold an answer to `constraint`. */
+/** Throws RangeError if nothing here can hold an answer to `constraint`. */
 export function checkSupported(constraint: Constraint | null, { writer }: Policy): void {
   const why = "response_format and tools need a verifier: this device writes alone and does not support them";
   expect(!unsupported(constraint) || writer !== "device-only", `${why}: ${NO_GRAMMARS}`);

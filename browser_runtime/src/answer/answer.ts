@@ -363,7 +363,7 @@ export class Answer {
     job.then(done).catch(error => this.inbox.push({ type: "failed", session: this.session, error }));
   }
 
-  /** The tree that is asked for; null where there is room for none. */
+  /** The tree that is asked for; null if there is room for none. */
   private shape({ nodes, depth, gain }: Pick<DraftTree, "nodes" | "depth" | "gain">): TreeShape | null {
     const { largest } = this.session.tuning;
     if (depth < 1) return null;

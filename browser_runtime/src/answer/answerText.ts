@@ -27,7 +27,7 @@ export class AnswerText {
     return null;
   }
 
-  /** Add a provisional token; false where a stop string ended the text. */
+  /** Add a provisional token; false if a stop string ended the text. */
   provide(token: number): boolean {
     this.provisional += this.aheadStops.push(this.aheadDecoder.push(token));
     return !this.aheadStops.hit;

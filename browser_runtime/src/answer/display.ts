@@ -46,7 +46,7 @@ export class Display {
     return events;
   }
 
-  /** Show tokens that stay. How many of them follow a stop string; null where none came. */
+  /** Show tokens that stay. How many of them follow a stop string; null if none came. */
   keep(action: Commit | Adopt): number | null {
     const { text, session } = this;
     const before = text.provisional;
@@ -114,7 +114,7 @@ export class Display {
     this.why = why;
   }
 
-  /** Somebody asked to go on; the device writes again. */
+  /** `proceed` was called; the device writes again. */
   proceeded(): void {
     if (this.session.state === "writing alone") this.tell("alone", SILENT);
   }

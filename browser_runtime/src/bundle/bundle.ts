@@ -35,7 +35,7 @@ export class Bundle {
     readonly tokenizer: Tokenizer,
     /** Target token id of each row of the LM head. */
     readonly draftIds: Uint32Array,
-    /** [2 (K, V), caKvHeads, headDim], or null where the drafter has none. */
+    /** [2 (K, V), caKvHeads, headDim], or null if the drafter has none. */
     readonly nullRow: Float32Array | null,
     private readonly source: string,
     private readonly special: Record<string, string>,

@@ -19,7 +19,7 @@ export async function keep(cache: Cache | null, key: string, data: BodyInit): Pr
   }
 }
 
-/** The browser's storage of this name; null where pages like this one have none. */
+/** The browser's storage of this name; null if pages like this one have none. */
 export async function openCache(name: string): Promise<Cache | null> {
   try {
     return (await globalThis.caches?.open(name)) ?? null;
@@ -28,7 +28,7 @@ export async function openCache(name: string): Promise<Cache | null> {
   }
 }
 
-/** The text at `url`, or null where nothing answers. Throws BundleError where something else does. */
+/** The text at `url`, or null if nothing answers. Throws BundleError if something else does. */
 export async function fetchText(url: URL, signal?: AbortSignal): Promise<string | null> {
   let response: Response;
   try {
@@ -42,7 +42,7 @@ export async function fetchText(url: URL, signal?: AbortSignal): Promise<string 
   return response.text();
 }
 
-/** The `size` bytes at `url`. Throws BundleError where there are others, or none. */
+/** The `size` bytes at `url`. Throws BundleError if there are others, or none. */
 async function fetchBytes(url: URL, size: number, progress: (bytes: number) => void, signal?: AbortSignal) {
   const response = await fetch(url, { signal }).catch(error => {
     signal?.throwIfAborted();

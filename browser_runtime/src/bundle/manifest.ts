@@ -109,7 +109,7 @@ export function neededFiles(manifest: Manifest): string[] {
   return names.filter((name): name is string => name !== null);
 }
 
-/** Throws BundleError where `name` is not a plain file name, or `entry` no hash and size. */
+/** Throws BundleError if `name` is not a plain file name, or `entry` no hash and size. */
 export function checkEntry(name: string, entry: FileEntry): void {
   const hash = typeof entry?.sha256 === "string" && /^[0-9a-f]{64}$/.test(entry.sha256);
   if (!isPlain(name) || !hash || !Number.isSafeInteger(entry.bytes)) throw broken(name);

@@ -31,7 +31,7 @@ interface Pending {
 
 /**
  * The understudy of `bundle`, for `EdgeRuntime`. It need not be kept in the browser yet: `UnderstudyStore.fetch` brings it
- * there, and `look` finds it. Nothing is loaded before it is used. Throws BundleError where the bundle carries none.
+ * there, and `look` finds it. Nothing is loaded before it is used. Throws BundleError if the bundle carries none.
  */
 export async function openUnderstudy(bundle: Bundle, options: UnderstudyOptions): Promise<WorkerUnderstudy> {
   const { understudy: entry, vocabSize, maxContext } = bundle.manifest;

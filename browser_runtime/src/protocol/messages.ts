@@ -171,5 +171,5 @@ export const ERR_UNKNOWN = 4;
 export const ERR_BUSY = 6;
 /** The context is full. */
 export const ERR_TOO_LONG = 7;
-/** The verifier ends; it finishes what is under way: OPEN elsewhere, or again after retryAfterMs. */
+/** The verifier ends; it finishes running work: OPEN elsewhere, or again after retryAfterMs. */
 export const ERR_GOING_AWAY = 9;

@@ -80,7 +80,7 @@ export interface HandOver {
   why: string;
 }
 
-/** `tokens`, written by the drafter alone, stay as they are: the answer goes on behind them (`keep`). */
+/** `tokens`, written by the drafter alone, stay as they are: the answer continues behind them (`keep`). */
 export interface Adopt {
   type: "Adopt";
   tokens: number[];
@@ -112,7 +112,7 @@ export type Action =
   | { type: "Stall"; deadline: number }
   /** The target answers again. */
   | { type: "Resume" }
-  /** Writing alone stops until the target answers or somebody asks to go on. */
+  /** Writing alone stops until the target answers or `proceed` is called. */
   | { type: "Pause"; reason: PauseReason }
   /** The link has been silent for too long: make another connection, unless it speaks first. */
   | { type: "Reconnect" }

@@ -33,7 +33,7 @@ export class OfflineWriter {
   /** Tokens that the drafter wrote since the target fell silent; whether the last of them ended a sentence. */
   private drafted = 0;
   private endedSentence = false;
-  /** Somebody asked to go on. */
+  /** `proceed` was called. */
   private urged = false;
   private reading: Reading;
   /** The last text that the understudy should read; its tokens from `base` on are the drafter's own. */
@@ -124,7 +124,7 @@ export class OfflineWriter {
     if (this.reading === "done" && !this.warm) this.reading = "idle";
   }
 
-  /** Nothing more can be written: wait for the target, but not forever. Returns false where it will not come. */
+  /** Nothing more can be written: wait for the target, but not forever. Returns false if it will not come. */
   wait(now: number): boolean {
     this.giveUpAt ||= now + (this.paused === "asked" ? this.usualWait : this.waitSeconds);
     return !this.deviceOnly || (this.muted && this.paused !== "limit");
@@ -142,19 +142,19 @@ export class OfflineWriter {
     this.waitSeconds = this.usualWait;
   }
 
-  /** Write nothing more, until the target answers or somebody asks to go on. */
+  /** Write nothing more, until the target answers or `proceed` is called. */
   pause(reason: PauseReason): void {
     this.paused = reason;
   }
 
-  /** Somebody asked to go on. */
+  /** `proceed` was called. */
   proceed(): void {
     this.paused = this.giveUpAt = null;
     this.urged = true;
     this.confidence = [];
   }
 
-  /** The device's writers can be held to the answer's constraint from now on, or cannot. */
+  /** The device's writers can obey the answer's constraint from now on, or cannot. */
   setSupported(supported: boolean): void {
     this.supported = supported;
     if (supported && !this.paused) this.giveUpAt = null;
@@ -173,7 +173,7 @@ export class OfflineWriter {
   }
 
   /**
-   * Who writes the next token; why nobody does; or null where the drafter leaves that to the understudy, which is still
+   * Who writes the next token; why nobody does; or null if the drafter leaves that to the understudy, which is still
    * reading.
    */
   nextWriter(): "understudy" | "drafter" | "limit" | null {
@@ -245,7 +245,7 @@ export class OfflineWriter {
    * The understudy has read the text, or gave that up (null); `agreed`: see `ReadText`.
    *
    * Returns how many of the provisional tokens are worth keeping, as it would have written them itself; where none of those
-   * that it read are withdrawn, what the drafter wrote meanwhile, to be read while that one waits; null where nothing
+   * that it read are withdrawn, what the drafter wrote meanwhile, to be read while that one waits; null if nothing
    * follows.
    */
   hasRead(

@@ -9,7 +9,7 @@ export type WhoWrites = "prefer-cloud" | "prefer-device" | "cloud-only" | "devic
 
 /**
  * What happens to text that the device wrote alone, once the target is back. repair: the target's text replaces what differs
- * from it. keep: it stays, and the target goes on behind it; the text is then not the target's own.
+ * from it. keep: it stays, and the target continues behind it; the text is then not the target's own.
  */
 export type OnReturn = "repair" | "keep";
 

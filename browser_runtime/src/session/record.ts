@@ -1,4 +1,4 @@
-/** An answer on its way, as JSON that outlives the page. */
+/** An answer in progress, as JSON that outlives the page. */
 
 import { constraintOrNull, type PlainConstraint, plainConstraint } from "../protocol/constraint.js";
 import { isArithmetic } from "../protocol/messages.js";

@@ -34,7 +34,7 @@ import { type Deadline, type Refusal, type VerifierSetup, VerifierState } from "
 /**
  * prompt: token ids of the conversation so far. maxNew: committed tokens at most. rowShape: the drafter's. rowsSeen: the
  * prompt's rows that the drafter holds. understudy, drafter: there is one. sentenceEnds: tokens that end a sentence or a
- * line. obeys: the device's own writers can be held to the constraint; where not, nothing is written alone.
+ * line. obeys: the device's own writers can obey the constraint; where not, nothing is written alone.
  */
 export interface SessionSetup extends VerifierSetup {
   prompt: readonly number[];
@@ -125,7 +125,7 @@ export class Session {
 
   /**
    * The link is up and the hashes agree: OPEN with everything committed, and go on; with a verifier that computes
-   * otherwise than the one before, wait as where there is none.
+   * otherwise than the one before, wait as if there is none.
    *
    * rtt: seconds of the handshake, if it happened during this answer.
    */
@@ -221,7 +221,7 @@ export class Session {
     return [...(shown ? [{ type: "HandOver", writer: "drafter", why } as const] : []), ...this.next(now)];
   }
 
-  /** From now on the device's writers can be held to the answer's constraint, or cannot. */
+  /** From now on the device's writers can obey the answer's constraint, or cannot. */
   setObeys(obeys: boolean, now: number): Action[] {
     if (this.finished || this.offline.supported === obeys) return [];
     this.offline.setSupported(obeys);
@@ -380,7 +380,7 @@ export class Session {
 
   // --- what the verifier says ---
 
-  /** OPEN with everything committed; whatever was under way is forgotten. */
+  /** OPEN with everything committed; whatever was in progress is forgotten. */
   private open(now: number): Action[] {
     this.verifier.forgetRequest();
     const actions = this.policy.onReturn === "keep" ? this.adopt() : [];
@@ -477,7 +477,7 @@ export class Session {
     return [{ type: "Resume" }];
   }
 
-  /** Write nothing more, until the target answers or somebody asks to go on. */
+  /** Write nothing more, until the target answers or `proceed` is called. */
   private pauseFor(reason: PauseReason): Action {
     this.offline.pause(reason);
     this.stats.pauses++;

@@ -72,7 +72,7 @@ export class VerifierState {
   maxNodes = 64;
   /** Tokens that its answers may hold. */
   context: number;
-  /** The arithmetic of the answer's verified text; "" where there is none yet, or its verifier did not say. */
+  /** The arithmetic of the answer's verified text; "" if there is none yet, or its verifier did not say. */
   pinned = "";
   /** The first link is waited for until then. */
   connectBy: number | null = null;
@@ -236,7 +236,7 @@ export class VerifierState {
 
   /** The verifier refused what it was asked last, or says that it ends. */
   refuse(error: WireErrorMessage, now: number): Refusal {
-    // what is under way is still answered; then the link comes up elsewhere
+    // running work is still answered; then the link comes up elsewhere
     if (error.code === ERR_GOING_AWAY && error.stream === -1) return "ignore";
     if (error.code === ERR_UNKNOWN) return this.resync(now);
     if (error.code === ERR_TOO_LONG) return "full";

@@ -60,7 +60,7 @@ class SettingsStore(context: Context) {
         }
     }
 
-    /** Empty: forget it. Raises [GeneralSecurityException] or [ProviderException] where the key store fails. */
+    /** Empty: forget it. Raises [GeneralSecurityException] or [ProviderException] if the key store fails. */
     fun writeToken(token: String) {
         if (token.isEmpty()) {
             preferences.edit().remove("token").commit()

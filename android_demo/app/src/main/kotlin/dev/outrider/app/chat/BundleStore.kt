@@ -123,7 +123,7 @@ private class Copied(val folder: String, val text: String, val listing: Listing)
 
 /** The source of a bundle. */
 interface BundleSource {
-    /** The text of the bundle's manifest.json, or of that in the bundle's [folder]; null where there is none. */
+    /** The text of the bundle's manifest.json, or of that in the bundle's [folder]; null if there is none. */
     fun manifest(folder: String = ""): String?
 
     /**

@@ -102,7 +102,7 @@ class ChatSession(
         }
     }
 
-    /** End the answer on its way; its text stays as it is. */
+    /** End the answer in progress; its text stays as it is. */
     fun stop() = scope.launch(Dispatchers.Default) {
         turn.withLock {
             answer?.cancelAndJoin()
@@ -149,7 +149,7 @@ class ChatSession(
         mutable.update { it.copy(turns = entry.turns, reply = reply) }
     }
 
-    /** Ends the answer on its way so that another runtime can continue it. */
+    /** Ends the answer in progress so that another runtime can continue it. */
     private suspend fun interrupt() {
         val record = opened?.runtime?.record?.toJson() ?: return
         val before = mutable.value
@@ -221,7 +221,7 @@ class ChatSession(
     private fun save(entry: Entry) {
         try {
             journal.write(entry)
-        } catch (error: IOException) { // a full disk: the conversation goes on without its safety net
+        } catch (error: IOException) { // a full disk: the conversation continues without its safety net
             mutable.update { it.copy(problem = error.message) }
         }
     }

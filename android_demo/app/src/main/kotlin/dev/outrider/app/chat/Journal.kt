@@ -23,7 +23,7 @@ class Journal(private val file: File) {
         if (!aside.renameTo(file)) throw IOException("$aside cannot be renamed")
     }
 
-    /** The last entry; null where there is none that can be read. */
+    /** The last entry; null if there is none that can be read. */
     fun read(): Entry? = try {
         if (file.isFile) parse(file.readText()) else null
     } catch (_: JsonError) {

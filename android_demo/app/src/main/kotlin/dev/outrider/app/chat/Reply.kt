@@ -32,7 +32,7 @@ data class Piece(val kind: Kind, val text: String)
 data class Withdrawn(val at: Int, val text: String)
 
 /**
- * An answer on its way, as its events tell it. Immutable: [after] gives the next.
+ * An answer in progress, as its events tell it. Immutable: [after] gives the next.
  *
  * kept: ranges of [verified] that nobody verified. why: why the target, or the understudy, does not write, in words.
  * writer: who writes alone. tokens: verified ones. before: what was shown ahead of a rollback whose correction is still

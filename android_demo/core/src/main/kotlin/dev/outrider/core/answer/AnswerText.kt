@@ -46,7 +46,7 @@ internal class AnswerText(decode: (List<Int>) -> String, stops: List<String>) {
         return null
     }
 
-    /** Add a provisional token; false where a stop string ended the text. */
+    /** Add a provisional token; false if a stop string ended the text. */
     fun provide(token: Int): Boolean {
         provisional.append(stopsAhead.push(decoderAhead.push(token)))
         return !stopsAhead.hit

@@ -53,7 +53,7 @@ internal class Display(
     /** The next event that was not taken yet. */
     fun take(): Event? = events.removeFirstOrNull()
 
-    /** Show tokens that stay. Gives how many of them follow a stop string; null where none came. */
+    /** Show tokens that stay. Gives how many of them follow a stop string; null if none came. */
     fun keep(action: Commit): Int? {
         stats.committed()
         val count = extend(action.tokens)
@@ -139,7 +139,7 @@ internal class Display(
         why = reason
     }
 
-    /** Somebody asked to go on; the device writes again. */
+    /** `proceed` was called; the device writes again. */
     fun proceeded() {
         if (session.state == State.ALONE) tell(LinkState.ALONE, SILENT)
     }

@@ -30,7 +30,7 @@ internal class DrafterThread(private val drafter: Drafter) {
         enqueue { done(drafter.draftAhead(shape) { asked.get() != before || cancelled() }) }
     }
 
-    /** Wait for what is under way, and end. [seconds]: at most. */
+    /** Wait for running work, and end. [seconds]: at most. */
     fun close(seconds: Long) {
         asked.incrementAndGet()
         thread.shutdown()

@@ -25,7 +25,7 @@ internal sealed interface InboxEvent {
     /** The token of a [WriteToken]. asked: seconds since it was asked for. */
     class TokenWritten(val session: Session, val written: Written, val version: Int, val asked: Double) : InboxEvent
 
-    /** The tree of a [Compare], below the first [base] tokens. working: as of [Drafted]. */
+    /** The tree of a [Compare], below the first [base] tokens. working: see [Drafted]. */
     class Compared(val session: Session, val draft: Draft, val base: Int, val working: Double) : InboxEvent
 
     /** The understudy has read, or given up, the text of a [ReadText]; [agreed] as of that. */

@@ -74,7 +74,7 @@ internal class UnderstudyJobs(
     }
 
     private fun submit(job: (Understudy) -> InboxEvent) = worker.submit { understudy ->
-        // a model may take more memory than there is, and its library may not load: the answer goes on without it
+        // a model may take more memory than there is, and its library may not load: the answer continues without it
         report(
             try {
                 job(understudy)

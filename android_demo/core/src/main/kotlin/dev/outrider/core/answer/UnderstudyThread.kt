@@ -28,7 +28,7 @@ internal class UnderstudyThread(private val understudy: Understudy) {
     /** Give the understudy's memory back once it has nothing more to do. */
     fun unload() = submit(Understudy::unload)
 
-    /** Wait for what is under way, at most [seconds], and end; the understudy's memory is given back. */
+    /** Wait for running work, at most [seconds], and end; the understudy's memory is given back. */
     fun close(seconds: Long) {
         waiting.clear()
         if (understudy.loaded) unload()

@@ -27,7 +27,7 @@ private const val PROMPT_CHUNK = 32
 /**
  * nodes: size of the tree sent; depth: levels drafted; breadth: nodes expanded in one step, at most; gain: accepted
  * tokens that one more step must promise, and each of its nodes a share of them ([Growth.worthExpanding]), 0 drafts on
- * to the likeliest nodes of all. Raises [IllegalArgumentException] where that cannot be drafted.
+ * to the likeliest nodes of all. Raises [IllegalArgumentException] if that cannot be drafted.
  */
 internal data class TreeShape(val nodes: Int = 32, val depth: Int = 20, val breadth: Int = 8, val gain: Double = 0.05) {
     init {

@@ -22,7 +22,7 @@ internal data class CostCurve(val tokens: List<Long>, val seconds: List<Double>)
     }
 
     companion object {
-        /** From uint32 pairs (tokens, microseconds); null where they are not an ascending curve of positive times. */
+        /** From uint32 pairs (tokens, microseconds); null if they are not an ascending curve of positive times. */
         fun unpack(data: ByteArray): CostCurve? {
             if (data.isEmpty() || data.size % 8 != 0) return null
             val numbers = ByteBuffer.wrap(data).order(ByteOrder.LITTLE_ENDIAN)

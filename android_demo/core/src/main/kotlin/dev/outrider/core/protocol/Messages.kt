@@ -198,7 +198,7 @@ internal const val ERR_BUSY = 6
 /** The context is full. */
 internal const val ERR_TOO_LONG = 7
 
-/** The verifier ends; it finishes what is under way: OPEN elsewhere, or again after retryAfterMs. */
+/** The verifier ends; it finishes running work: OPEN elsewhere, or again after retryAfterMs. */
 internal const val ERR_GOING_AWAY = 9
 
 internal val EMPTY = ByteArray(0)

@@ -78,7 +78,7 @@ internal fun toolUseOf(request: Request): ToolUse? {
 }
 
 /**
- * What an answer to [request] whose first token has index [begin] is held to; null where nothing is asked that changes
+ * What an answer to [request] whose first token has index [begin] is held to; null if nothing is asked that changes
  * it. Raises [IllegalArgumentException] on what cannot be.
  */
 internal fun constraintOf(begin: Int, vocabSize: Int, request: Request, use: ToolUse?): Constraint? {
@@ -115,7 +115,7 @@ internal fun constraintOf(begin: Int, vocabSize: Int, request: Request, use: Too
 /** Whether the device's own writers do not support this. */
 internal val Constraint?.unsupported: Boolean get() = this != null && grammar != GRAMMAR_NONE
 
-/** Raises [IllegalArgumentException] where nothing could hold an answer to [constraint]. */
+/** Raises [IllegalArgumentException] if nothing could hold an answer to [constraint]. */
 internal fun checkSupported(constraint: Constraint?, policy: Policy) =
     require(!constraint.unsupported || policy.writer != WhoWrites.DEVICE_ONLY) {
         "response_format and tools need a verifier: this device writes alone and does not support them: $NO_GRAMMARS"

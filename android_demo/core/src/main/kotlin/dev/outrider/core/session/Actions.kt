@@ -64,7 +64,7 @@ internal data class HandOver(val writer: Writer, val why: String = "") : Action
 /** The last provisional tokens, [tokens], are withdrawn: the target, or the understudy, draws otherwise. */
 internal data class RollBack(val tokens: List<Int>) : Action
 
-/** [tokens], written on the device alone, stay as they are: the answer goes on behind them ([OnReturn.KEEP]). */
+/** [tokens], written on the device alone, stay as they are: the answer continues behind them ([OnReturn.KEEP]). */
 internal data class Adopt(val tokens: List<Int>) : Action
 
 /** The verdict is overdue or the link is down. [deadline]: when it was due. */
@@ -73,7 +73,7 @@ internal data class Stall(val deadline: Double) : Action
 /** The target answers again. */
 internal data object Resume : Action
 
-/** Writing alone stops until the target answers or somebody asks to go on. */
+/** Writing alone stops until the target answers or `proceed` is called. */
 internal data class Pause(val reason: PauseReason) : Action
 
 /** The link has been silent for too long: make another connection, unless it speaks first. */

@@ -36,7 +36,7 @@ internal enum class Reading {
 
 /**
  * drafter: there is one; else the understudy reads along, and alone writes. understudy: there is one. sentenceEnds:
- * tokens that end a sentence or a line. supported: the device's writers can be held to the answer's constraint, if it
+ * tokens that end a sentence or a line. supported: the device's writers can obey the answer's constraint, if it
  * has one. usualWait: seconds that the target is waited for where nothing more can be written.
  */
 internal class OfflineWriter(
@@ -134,7 +134,7 @@ internal class OfflineWriter(
         return listOf(Resume)
     }
 
-    /** Nothing more can be written: wait for the target, but not forever. Returns false where it will not come. */
+    /** Nothing more can be written: wait for the target, but not forever. Returns false if it will not come. */
     fun awaitTarget(now: Double): Boolean {
         giveUpAt = giveUpAt ?: (now + if (paused == PauseReason.ASKED) usualWait else wait)
         return !deviceOnly || muted && paused != PauseReason.LIMIT
@@ -151,13 +151,13 @@ internal class OfflineWriter(
         wait = usualWait
     }
 
-    /** Write nothing more, until the target answers or somebody asks to go on. */
+    /** Write nothing more, until the target answers or `proceed` is called. */
     fun pause(reason: PauseReason): Pause {
         paused = reason
         return Pause(reason)
     }
 
-    /** Somebody asked to go on. */
+    /** `proceed` was called. */
     fun proceed() {
         paused = null
         urged = true
@@ -165,7 +165,7 @@ internal class OfflineWriter(
         confidence.clear()
     }
 
-    /** The device's writers can be held to the answer's constraint from now on, or cannot. */
+    /** The device's writers can obey the answer's constraint from now on, or cannot. */
     fun changeSupported(supported: Boolean) {
         this.supported = supported
         if (supported && paused == null) giveUpAt = null
@@ -240,7 +240,7 @@ internal class OfflineWriter(
     /**
      * The understudy has read the text, or gave that up (null); [agreed]: see [ReadText].
      *
-     * Returns how many of the provisional tokens are worth keeping, as it would have written them itself; null where
+     * Returns how many of the provisional tokens are worth keeping, as it would have written them itself; null if
      * all that is there is, or nothing follows. The others are to be withdrawn, unless they are to be read first
      * ([readOn]).
      */

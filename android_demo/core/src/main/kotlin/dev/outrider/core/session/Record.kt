@@ -25,7 +25,7 @@ private const val VERSION = 1
  * that end the answer; arithmetic: what the verified tokens were computed in, "" where that is unknown;
  * constraint: what the answer is held to. The JSON is the same as that of the Python runtime.
  *
- * Raises [IllegalArgumentException] where [writers] are not the answer's.
+ * Raises [IllegalArgumentException] if [writers] are not the answer's.
  */
 public class AnswerRecord internal constructor(
     public val prompt: List<Int>,

@@ -104,7 +104,7 @@ internal class Session(
 
     /**
      * The link is up and the hashes agree: OPEN with everything committed, and go on; with a verifier that computes
-     * otherwise than the one before, wait as where there is none. rtt: of the handshake, if it was during this answer.
+     * otherwise than the one before, wait as if there is none. rtt: of the handshake, if it was during this answer.
      */
     fun linkUp(welcome: Welcome, now: Double, rtt: Double? = null): List<Action> {
         if (!welcome.computesIn(verifier.pinned)) return verifier.wanted + linkDown(now, refused = true)
@@ -180,7 +180,7 @@ internal class Session(
         return told + next(now)
     }
 
-    /** From now on the device's writers can be held to the answer's constraint, or cannot. */
+    /** From now on the device's writers can obey the answer's constraint, or cannot. */
     fun setObeys(obeys: Boolean, now: Double): List<Action> {
         if (finished != null || offline.supported == obeys) return emptyList()
         offline.changeSupported(obeys)
@@ -302,7 +302,7 @@ internal class Session(
 
     // --- what the verifier says ---
 
-    /** OPEN with everything committed; whatever was under way is forgotten. */
+    /** OPEN with everything committed; whatever was in progress is forgotten. */
     private fun open(now: Double): List<Action> {
         verifier.forgetRequest()
         val actions = if (policy.onReturn == OnReturn.KEEP) adopt() else emptyList()
@@ -374,7 +374,7 @@ internal class Session(
         return listOf(Stall(due)) + next(now)
     }
 
-    /** Write nothing more, until the target answers or somebody asks to go on. */
+    /** Write nothing more, until the target answers or `proceed` is called. */
     private fun pauseFor(reason: PauseReason): Pause {
         stats.pauses++
         return offline.pause(reason).also { job.cancel() }

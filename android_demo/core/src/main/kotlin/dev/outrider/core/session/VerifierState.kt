@@ -57,7 +57,7 @@ internal enum class Refusal {
 
 /**
  * A request whose reply is awaited. sent, due: when it was sent, and when its reply is overdue; [sent] of a stream that
- * has begun is when its last token came. The other fields: as of [Settled].
+ * has begun is when its last token came. The other fields: see [Settled].
  */
 internal data class InFlight(
     val seq: Long,
@@ -108,7 +108,7 @@ internal class VerifierState(
     /** Why it refused what it was asked last, in words for people; "" once it has answered. */
     var complaint = ""
 
-    /** The arithmetic of the answer's verified text; "" where there is none yet, or its verifier did not say. */
+    /** The arithmetic of the answer's verified text; "" if there is none yet, or its verifier did not say. */
     var pinned = ""
 
     /** The first link is waited for until then. */
@@ -252,7 +252,7 @@ internal class VerifierState(
 
     /** The verifier refused what it was asked last, or says that it ends. */
     fun refuse(error: Error, now: Double): Refusal {
-        // what is under way is still answered; then the link comes up elsewhere
+        // running work is still answered; then the link comes up elsewhere
         if (error.code == ERR_GOING_AWAY && error.stream == -1) return Refusal.IGNORE
         if (error.code == ERR_UNKNOWN) return resync(now)
         if (error.code == ERR_TOO_LONG) return Refusal.FULL
