@@ -296,7 +296,7 @@ HEADLINES: tuple[tuple[str, str, Callable[[Figures], str]], ...] = (
         lambda f: " and ".join(f"{f['device_peak_mib'][way]} MiB" for way in ("off", "warm")),
     ),
     (
-        "the least gain: speed over plain decoding with both ends and a small target on one machine",
+        "speed over plain decoding in the worst case: both ends and a small target on one machine",
         "demo",
         lambda f: f"{f['ratio_to_plain']:.2f}x",
     ),

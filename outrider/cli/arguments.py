@@ -42,7 +42,7 @@ COMMANDS = {
     ),
     "chat": Command(
         ChatOptions,
-        "talk, turn by turn",
+        "talk with the model in this terminal, turn by turn",
         ["chat", "chat --bundle build/bundle --server 127.0.0.1:8765"],
     ),
     "serve": Command(

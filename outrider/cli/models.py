@@ -189,7 +189,9 @@ def _lock(models: Iterable[Model], locks: ExitStack) -> None:
 def main(argv: Sequence[str]) -> int:
     """Run the command; returns the exit status."""
     parser = Parser(
-        EXAMPLES, prog="outrider models", description="List models on this machine, and remove what commands have made."
+        EXAMPLES,
+        prog="outrider models",
+        description="List the models on this machine, and remove those that commands have put into the cache.",
     )
     parser.add_argument("action", nargs="?", choices=["rm"], help="remove from the cache; without it all are listed")
     parser.add_argument(

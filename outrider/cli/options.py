@@ -51,7 +51,8 @@ class DeviceOptions:
     )
     token: str | None = _flag(
         None,
-        "access token for the verifier; the variable is safer, as other users of this machine can see command lines",
+        "access token for the verifier; the environment variable is safer, as other users of this machine can see "
+        "command lines",
         env="OUTRIDER_TOKEN",
     )
     ca_file: Path | None = _flag(  # noqa: RUF009 - a Path is immutable
@@ -130,7 +131,7 @@ class SamplingOptions:
     """Options for sampling and the length of an answer."""
 
     max_tokens: int = _flag(256, "maximum number of tokens in an answer", "N", at_least(1))
-    temperature: float = _flag(0.0, "0: greedy", read=float)
+    temperature: float = _flag(0.0, "sampling temperature; 0: always the likeliest token", read=float)
     top_k: int = _flag(0, "keep the likeliest K tokens; 0 keeps every token", read=int)
     top_p: float = _flag(1.0, "keep the likeliest tokens whose probabilities add up to this", read=float)
     min_p: float = _flag(0.0, "drop tokens less likely than this fraction of the likeliest token", read=float)
@@ -184,7 +185,7 @@ class ServeOptions(WritingOptions):
     allow_origin: tuple[str, ...] = _flag((), "web page origin that may send requests; repeatable", "URL")
     unverified: Literal["end", "never"] = _flag(
         "end",
-        "offline text: end: becomes content if the answer ends without the verifier; never: it never does. Until then "
+        "when offline text becomes content. end: if the answer ends without the verifier; never: never. Until then "
         "it is in the reply's field `outrider`",
         choices=("end", "never"),
     )
