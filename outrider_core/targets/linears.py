@@ -32,6 +32,9 @@ INPUT, LARGEST = ".input", ".largest"
 #: suffix of a linear layer's table [inputs, outputs], or [outputs, inputs] in float32
 TABLE = ".table"
 HEAD = "lm_head"
+#: random inputs with which an 8-bit copy of a weight is compared with it, and by what share products may differ:
+#: rounding changes them by a hundredth, and by a fifth where a single weight of a row outweighs all others
+SAMPLES, MOST_OFF = 8, 0.5
 
 
 class Linears(Protocol):
@@ -72,14 +75,14 @@ class RowIntegers:
     def product(self, name: str, x: str, weight: Weight, shape: Shape, output: str) -> str:
         """See Linears.product."""
         graph = self._graph
-        quantised = cache(lambda: quantise8(weight(), self._moments(name)))
+        quantised = cache(lambda: self._quantised(name, weight()))
         largest = graph.op("ReduceMax", graph.op("Abs", x), graph.ints(1), keepdims=1, name=name + LARGEST)
         step = graph.constant("activation_step", np.array(1 / 127, np.float32))
         zero = graph.constant("whole_zero", np.array(ZERO, np.uint8))
         product = graph.op(
             "MatMulIntegerToFloat",
             graph.op("QuantizeLinear", graph.op("Div", x, largest), step, zero, name=name + INPUT),
-            graph.table(name + TABLE, lambda: as_bytes(quantised()[0]).T),
+            graph.table(name + TABLE, lambda: quantised()[0]),
             step,
             graph.table(f"{name}.scales", lambda: quantised()[1]),
             zero,
@@ -87,6 +90,39 @@ class RowIntegers:
             domain=MICROSOFT,
         )
         return graph.op("Mul", product, largest, name=output)
+
+    def _quantised(self, name: str, weight: Floats | Rows) -> tuple[Array, Floats]:
+        """Return the table [K, N] and its scales [N]. Raises UnsupportedTarget if their products are far off."""
+        source = _Sampled(weight)
+        table, scales = quantise8(source.rows, self._moments(name))
+        stored = as_bytes(table).T
+        if not (off := source.largest_error(stored, scales)) <= MOST_OFF:
+            raise UnsupportedTarget(f"products of {name} at 8 bits are {off:.0%} off; export it at 32 bits")
+        return stored, scales
+
+
+class _Sampled:
+    """A weight [N, K], and its products with a few random inputs, computed as `rows` are read."""
+
+    def __init__(self, weight: Floats | Rows) -> None:
+        self.rows = Rows(weight.shape, self._read)
+        self._weight, self._products = weight, np.zeros((len(weight), SAMPLES), np.float32)
+        self._inputs = np.random.default_rng(0).standard_normal((weight.shape[1], SAMPLES), np.float32)
+
+    def _read(self, rows: slice) -> Floats:
+        values = self._weight[rows]
+        self._products[rows] = values @ self._inputs
+        return values
+
+    def largest_error(self, stored: Array, scales: Floats) -> float:
+        """Return by what share of itself the product of a row differs most if `stored` [K, N] is multiplied instead."""
+        errors, sizes = np.empty(len(scales)), np.linalg.norm(self._products, axis=1)
+        for start in range(0, len(scales), ROWS_AT_ONCE):
+            rows = slice(start, start + ROWS_AT_ONCE)
+            values = stored.T[rows].astype(np.float32) - ZERO
+            found = (values @ self._inputs) * scales[rows, None]
+            errors[rows] = np.linalg.norm(found - self._products[rows], axis=1)
+        return float((errors / (sizes + 1e-6 * sizes.max() + np.finfo(np.float32).tiny)).max())
 
 
 def _halves(values: Floats | Rows) -> Array:

@@ -11,11 +11,14 @@ import resource
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from transformers import AutoTokenizer
 
 from outrider_core.models.target import open_target
@@ -31,9 +34,9 @@ from outrider_core.targets.bundle import (
 from outrider_core.targets.convert import make_target_bundle
 from outrider_core.targets.gguf_tokenizer import write_tokenizer
 from outrider_core.targets.quality import compare
-from outrider_core.targets.quantise import ROWS_AT_ONCE
+from outrider_core.targets.quantise import ROWS_AT_ONCE, quantise8
 from outrider_core.targets.source import TargetSource
-from outrider_core.targets.weights import Floats, GgufWeights, SafetensorsWeights, folder_weights
+from outrider_core.targets.weights import Floats, GgufWeights, Rows, SafetensorsWeights, folder_weights
 from tests.power import forgotten, watched_disk
 from tests.targets.plain import lowered
 from tests.tiny import tiny_model, tiny_tokenizer
@@ -228,6 +231,38 @@ def test_a_full_disk_leaves_nothing(source: Path, tmp_path: Path) -> None:
         signal.signal(signal.SIGXFSZ, handler)
     assert not folder.exists() and hidden(folder) == []
     make(source, folder)
+
+
+def doubled(table: NDArray[np.int8], scales: Floats) -> None:
+    scales[5] *= 2
+
+
+def negated(table: NDArray[np.int8], scales: Floats) -> None:
+    table[5] = -table[5]
+
+
+def exchanged(table: NDArray[np.int8], scales: Floats) -> None:
+    table[[5, 6]] = table[[6, 5]]
+
+
+@pytest.mark.parametrize("damage", [doubled, negated, exchanged])
+def test_a_copy_unlike_its_source_is_refused(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: Callable[..., None]
+) -> None:
+    """In one row of the twelfth layer."""
+    made = list[None]()
+
+    def damaged(weight: Floats | Rows, moments: NDArray[np.float64] | None = None) -> tuple[NDArray[np.int8], Floats]:
+        table, scales = quantise8(weight, moments)
+        made.append(None)
+        if len(made) == 12:
+            damage(table, scales)
+        return table, scales
+
+    monkeypatch.setattr("outrider_core.targets.linears.quantise8", damaged)
+    with pytest.raises(TargetBundleError, match=r"^tiny: products of layers\.2\.mlp\.down_proj at 8 bits are \d+% off"):
+        make(source, tmp_path / "bundle")
+    assert not (tmp_path / "bundle").exists() and hidden(tmp_path / "bundle") == []
 
 
 @pytest.mark.parametrize("name", ["target.onnx", DATA_FILE, "tokenizer.json"])
