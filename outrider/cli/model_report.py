@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
 from outrider.cli.doctor import Finding, good
 from outrider_core.models.folders import drafters_folder
@@ -41,8 +40,7 @@ def look_at_model(name: str) -> list[Finding]:
         source = TargetSource.resolve(name)
         if source.prepared:
             return _look_at_bundle(source)
-        config = source.shape()
-        facts = _gguf_facts(source.path) if source.path.is_file() else _folder_facts(source)
+        config, facts = _gguf_facts(source) if source.path.is_file() else _folder_facts(source)
     except UnsupportedTarget as error:
         advice = "take another model, or another copy of it: docs/models.md lists what is supported"
         return [Finding("model", "bad", f"{name}: {error}", advice)]
@@ -117,31 +115,26 @@ def _drafter(config: TargetConfig) -> Finding:
     return Finding("drafter", "warning", "no drafter here has its shapes", advice)
 
 
-def _gguf_facts(path: Path) -> ModelFacts:
-    from gguf.constants import GGMLQuantizationType
+def _gguf_facts(source: TargetSource) -> tuple[TargetConfig, ModelFacts]:
+    from outrider_core.targets.gguf_tokenizer import gguf_chat
 
-    from outrider_core.targets.gguf_file import GgufFile
-    from outrider_core.targets.gguf_tokenizer import gguf_chat, gguf_ends
-
-    file, formats = GgufFile(path), Counter[str]()
-    for tensor in file.tensors.values():
-        formats[GGMLQuantizationType(tensor.kind).name] += math.prod(tensor.shape)
-    tokens = file.fields["tokenizer.ggml.tokens"]
-    kind = f"byte-level BPE split as {file.fields.get('tokenizer.ggml.pre', 'default')}"
-    kind = kind if file.fields["tokenizer.ggml.model"] == "gpt2" else "SentencePiece BPE"
-    ends = {tokens[index]: index for index in gguf_ends(file.fields)}
-    return ModelFacts(formats, kind, gguf_chat(file.fields).fault(), ends, torch=False)
+    weights = source.gguf()
+    fields = weights.fields
+    kind = f"byte-level BPE split as {fields.get('tokenizer.ggml.pre', 'default')}"
+    kind = kind if fields["tokenizer.ggml.model"] == "gpt2" else "SentencePiece BPE"
+    ends = {fields["tokenizer.ggml.tokens"][index]: index for index in weights.eos_ids}
+    return weights.config, ModelFacts(weights.formats, kind, gguf_chat(fields).fault(), ends, torch=False)
 
 
-def _folder_facts(source: TargetSource) -> ModelFacts:
+def _folder_facts(source: TargetSource) -> tuple[TargetConfig, ModelFacts]:
     from outrider_core.targets.quantised import Quantisation
     from outrider_core.targets.weights import read_json, stored_formats
 
-    folder = source.path
+    config, folder = source.shape(), source.path
     quantisation, formats = Quantisation.of(read_json(folder / "config.json")), stored_formats(folder)
     chat = chat_tokenizer_in(folder)
     ends = {chat.tokenizer.id_to_token(index) or str(index): index for index in source.eos_ids}
     kind = type(chat.tokenizer.model).__name__
     if quantisation:
         formats = Counter({f"{quantisation.name} of {'/'.join(formats)}": formats.total()})
-    return ModelFacts(formats, kind, chat.fault(), ends, torch=quantisation is None)
+    return config, ModelFacts(formats, kind, chat.fault(), ends, torch=quantisation is None)

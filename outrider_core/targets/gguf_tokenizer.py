@@ -37,7 +37,8 @@ def gguf_ends(fields: Fields) -> list[int]:
     """Return the ids that end an answer: end of sequence, of turn and of message, and those in the chat template."""
     tokens = _tokens(fields)
     named = {_token_id(fields, f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")} - {None}
-    special = {token: index for index, token in enumerate(tokens) if _types(fields)[index] == _CONTROL}
+    kinds = zip(tokens, _types(fields), strict=False)
+    special = {token: index for index, (token, kind) in enumerate(kinds) if kind == _CONTROL}
     return sorted({each for each in named if each is not None} | turn_ends(gguf_template(fields), special))
 
 

@@ -18,6 +18,7 @@ from outrider_core.targets.identity import converted_from, model_identity
 
 if TYPE_CHECKING:
     from outrider_core.chat.tokenizer import ChatTokenizer
+    from outrider_core.targets.weights import GgufWeights
 
 DEFAULT_TARGET = "smollm2-135m-instruct"
 
@@ -115,14 +116,11 @@ class TargetSource:
         Reads only configs and names of files. Raises UnsupportedTarget if it cannot be lowered, and TargetError if its
         files are damaged.
         """
-        from outrider_core.targets.gguf_tokenizer import check_tokenizer
-        from outrider_core.targets.weights import GgufWeights, folder_weights, read_json
+        from outrider_core.targets.weights import folder_weights, read_json
 
+        if self.path.is_file():
+            return self.gguf().config
         try:
-            if self.path.is_file():
-                weights = GgufWeights(self.path)
-                check_tokenizer(weights.fields)
-                return weights.config
             config = TargetConfig.from_json(read_json(self.path / "config.json"))
             if not (self.path / "tokenizer.json").is_file():
                 raise UnsupportedTarget("there is no tokenizer.json, which a fast tokenizer has")
@@ -134,8 +132,23 @@ class TargetSource:
                 raise BrokenTarget(f"tokenizer.json has {words} tokens, and config.json {config.vocab_size}")
             eos_ids_of(self.path)
         except BrokenTarget as error:
-            raise TargetError(f"{self.name}: the files in {self.path} do not load: {error}") from None
+            raise self._broken(error) from None
         return config
+
+    def gguf(self) -> GgufWeights:
+        """Open a GGUF file and check its tokenizer; raises as `shape` does."""
+        from outrider_core.targets.gguf_tokenizer import check_tokenizer
+        from outrider_core.targets.weights import GgufWeights
+
+        try:
+            weights = GgufWeights(self.path)
+            check_tokenizer(weights.fields)
+        except BrokenTarget as error:
+            raise self._broken(error) from None
+        return weights
+
+    def _broken(self, error: BrokenTarget) -> TargetError:
+        return TargetError(f"{self.name}: the files in {self.path} do not load: {error}")
 
 
 def eos_ids_of(folder: Path) -> tuple[int, ...]:

@@ -359,6 +359,16 @@ class GgufWeights:
         """Token ids that end an answer."""
         return gguf_ends(self.fields)
 
+    @property
+    def formats(self) -> Counter[str]:
+        """How many numbers are stored in each format."""
+        from gguf.constants import GGMLQuantizationType
+
+        formats = Counter[str]()
+        for tensor in self._file.tensors.values():
+            formats[GGMLQuantizationType(tensor.kind).name] += math.prod(tensor.shape)
+        return formats
+
     def read(self, name: str, rows: slice = ALL) -> Floats:
         """See Weights.read."""
         place = self._places.of[name]
