@@ -4,7 +4,7 @@ import { join } from "node:path";
 import { test } from "node:test";
 import { ChatBoundary, type ChatMessage } from "../src/bundle/chatBoundary.js";
 import { ChatTemplate } from "../src/bundle/chatTemplate.js";
-import { asTemplatesTake } from "../src/bundle/chatTools.js";
+import { asTemplatesTake, pythonJson } from "../src/bundle/chatTools.js";
 import { BundleError } from "../src/bundle/manifest.js";
 import { Tokenizer } from "../src/bundle/tokenizer.js";
 import { fitMessages } from "../src/context.js";
@@ -31,6 +31,19 @@ test("text is encoded and decoded, and arrives in pieces, as the vectors have it
   }
   counted("tokenizer", tokenizers.length);
   counted("texts and ids of tokenizers", cases);
+});
+
+test("half a surrogate pair is read as U+FFFD", () => {
+  for (const [row, tokenizer] of tokenizers) {
+    for (const [broken, whole] of [
+      ["a\ud83d b", "a\ufffd b"],
+      ["\ude00\ud83d", "\ufffd\ufffd"],
+      ["😀\ud800", "😀\ufffd"],
+    ]) {
+      assert.deepEqual(tokenizer.encode(broken), tokenizer.encode(whole), row.name);
+    }
+  }
+  assert.equal(pythonJson({ "\ud800": ["a\udc00"] }), '{"\ufffd": ["a\ufffd"]}');
 });
 
 test("chat templates follow the vectors", () => {
@@ -147,6 +160,8 @@ test("messages are read alike however they are written, and what is none is refu
     [{ role: "user", content: 5 }, /content must be text/],
     [{ role: "user", content: "a", tool_calls: [{ function: { name: "f", arguments: "{}" } }] }, /only an assistant/],
     [{ role: "assistant", tool_calls: [{ function: { name: "f", arguments: "[1]" } }] }, /JSON object/],
+    [{ role: "assistant", tool_calls: [{ type: "custom", custom: { name: "f", input: "x" } }] }, /only functions/],
+    [{ role: "assistant", function_call: { name: "f", arguments: "{}" } }, /old form of tools/],
   ] as const) {
     assert.throws(() => read(message), named);
   }

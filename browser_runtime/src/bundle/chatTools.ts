@@ -4,6 +4,7 @@
  */
 
 import type { ChatMessage, ToolCall } from "./chatBoundary.js";
+import { wellFormed } from "./tokenizer.js";
 
 const SYSTEM = (
   tools: string,
@@ -103,7 +104,11 @@ export function asTemplatesTake(messages: readonly ChatMessage[]): Turn[] {
     const { role, tool_calls } = message;
     const wrong = (what: string) => new RangeError(`messages[${index}]: ${what}`);
     if (!ROLES.includes(role)) throw wrong(`role must be one of ${ROLES.join(", ")}, not "${role}"`);
+    if ((message as { function_call?: unknown }).function_call) {
+      throw wrong("functions are OpenAI's old form of tools; use tool_calls");
+    }
     if (tool_calls?.length && role !== "assistant") throw wrong("only an assistant has tool_calls");
+    if (tool_calls?.some(({ type }) => type && type !== "function")) throw wrong("only functions are called here");
     const content = contentOf(message, wrong);
     const turn = { ...message, role: role === "developer" ? "system" : role, content };
     if (!tool_calls) return turn;
@@ -170,7 +175,8 @@ function joined(parts: readonly string[]): string {
 /** JSON with the spaces of Python's, so that a prompt has the same tokens on every device; whole numbers have no `.0`. */
 export function pythonJson(value: unknown): string {
   if (Array.isArray(value)) return `[${value.map(pythonJson).join(", ")}]`;
+  if (typeof value === "string") return JSON.stringify(wellFormed(value)); // which would escape halves of characters
   if (typeof value !== "object" || value === null) return JSON.stringify(value ?? null);
   const known = Object.entries(value).filter(([, of]) => of !== undefined);
-  return `{${known.map(([key, of]) => `${JSON.stringify(key)}: ${pythonJson(of)}`).join(", ")}}`;
+  return `{${known.map(([key, of]) => `${pythonJson(key)}: ${pythonJson(of)}`).join(", ")}}`;
 }

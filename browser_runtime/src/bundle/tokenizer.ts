@@ -36,8 +36,9 @@ export class Tokenizer {
     return this.json.added_tokens;
   }
 
+  /** Token ids of text, with nothing added around it. Half a surrogate pair is U+FFFD. */
   encode(text: string): number[] {
-    return text ? this.library.encode(text, { add_special_tokens: false }).ids : [];
+    return text ? this.library.encode(wellFormed(text), { add_special_tokens: false }).ids : [];
   }
 
   /** Special tokens leave no text. */
@@ -55,6 +56,11 @@ export class Tokenizer {
   withAddedTokens(tokens: readonly AddedToken[]): Tokenizer {
     return new Tokenizer({ ...this.json, added_tokens: [...tokens] });
   }
+}
+
+/** The text with U+FFFD in place of each half of a surrogate pair. */
+export function wellFormed(text: string): string {
+  return text.replace(/\p{Surrogate}/gu, "\ufffd");
 }
 
 /** The library's Digits knows 0 to 9 alone; the original splits at every number that Unicode has. */

@@ -7,7 +7,10 @@ internal interface Tokenizer {
     /** Tokens that stand for themselves wherever their content occurs in a text. */
     val addedTokens: List<AddedToken> get() = emptyList()
 
-    /** Token ids of [text]. Special tokens that stand in it are recognised, none are added. */
+    /**
+     * Token ids of [text]. Special tokens that stand in it are recognised, none are added. Half a surrogate pair is
+     * U+FFFD.
+     */
     fun encode(text: String): List<Int>
 
     /**
@@ -19,6 +22,11 @@ internal interface Tokenizer {
     /** Text of [ids], special tokens left out. Bytes that are not a character become U+FFFD. */
     fun decode(ids: List<Int>): String
 }
+
+private val HALF = Regex("\\p{Cs}") // a whole pair is one code point, of another category
+
+/** The text with U+FFFD in place of each half of a surrogate pair. */
+private fun wellFormed(text: String): String = HALF.replace(text, "\uFFFD")
 
 /** tokenizer.json holds something that this reader does not know. */
 internal class TokenizerError(message: String) : IllegalArgumentException(message)
@@ -52,14 +60,14 @@ internal class SubwordTokenizer private constructor(
     private val addedById = addedTokens.associateBy { it.id }
     private val all = Cutter(addedTokens)
 
-    override fun encode(text: String): List<Int> = all.encode(text)
+    override fun encode(text: String): List<Int> = all.encode(wellFormed(text))
 
     override fun encodeMarked(text: String, mark: Char, contents: Set<String>): List<Int> {
         val (controls, others) = addedTokens.partition { it.content in contents }
         val names = controls.filter { it.id != model.unknown }.associate { it.id to it.content }
         val plain = Cutter(others)
         val ids = ArrayList<Int>()
-        Finder(controls).cut(text, ids::add) { piece, first ->
+        Finder(controls).cut(wellFormed(text), ids::add) { piece, first ->
             for (id in plain.encode(piece.without(mark), first)) {
                 val name = names[id] // a vocabulary of whole words knows it all the same
                 if (name == null) ids += id

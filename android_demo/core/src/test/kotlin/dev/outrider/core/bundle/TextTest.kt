@@ -12,6 +12,9 @@ import kotlin.test.assertTrue
 /** Tokenizer, text in pieces and chat templates as the vectors have them. */
 class TextTest {
     private companion object {
+        /** Texts that hold half of a surrogate pair, and what they are read as. */
+        val HALVES = listOf("a\uD83D b" to "a\uFFFD b", "\uDE00\uD83D" to "\uFFFD\uFFFD", "😀\uD800" to "😀\uFFFD")
+
         /** The vectors of a tokenizer, and the tokenizer; the default bundle's is read from the bundle. */
         val tokenizers by lazy {
             (Vectors.read("tokenizer") + Vectors.read("sentencepiece")).map { row ->
@@ -33,6 +36,17 @@ class TextTest {
             for (case in row.field<List<Any?>>("decode")) {
                 val ids = case.ints("ids")
                 assertEquals(case.field<String>("text"), tokenizer.decode(ids), "$name: $ids")
+            }
+        }
+    }
+
+    @Test
+    fun halvesOfCharactersAreReplaced() {
+        for ((row, tokenizer) in tokenizers) {
+            val name = row.field<String>("name")
+            for ((broken, whole) in HALVES) {
+                assertEquals(tokenizer.encode(whole), tokenizer.encode(broken), name)
+                assertEquals(tokenizer.encode(whole), tokenizer.encodeMarked(broken, '\uE000', emptySet()), name)
             }
         }
     }
