@@ -6,12 +6,13 @@ import asyncio
 import contextlib
 import os
 import signal
+import socket
 import sys
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future
 from functools import partial
 from io import TextIOWrapper
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from threading import Thread
 from types import FrameType
 from typing import Any
@@ -53,6 +54,10 @@ class Keyboard:
     def __init__(self) -> None:
         self.stopped = asyncio.Event()
         self._wanted: SimpleQueue[tuple[str, asyncio.Future[str]] | None] = SimpleQueue()
+        # a byte for every entry of the queue and every signal: one that arrives just before the main thread waits is
+        # not overlooked, as it would be by a lock
+        self._waking, self._bell = socket.socketpair()
+        self._bell.setblocking(False)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._reading = False
         self._on_terminal = all(stream and stream.isatty() for stream in (sys.stdin, sys.stdout))
@@ -74,16 +79,29 @@ class Keyboard:
             except BaseException as error:
                 result.set_exception(error)
             finally:
-                self._wanted.put(None)
+                self._want(None)
 
         before = signal.signal(signal.SIGINT, self._interrupted)
+        bell = signal.set_wakeup_fd(self._bell.fileno(), warn_on_full_buffer=False)
         try:
             Thread(target=work_beside, name="outrider-chat", daemon=True).start()
-            while (wanted := self._wanted.get()) is not None:
+            while (wanted := self._next_wanted()) is not None:
                 self._answer(*wanted)
             return result.result()
         finally:
+            signal.set_wakeup_fd(bell)
             signal.signal(signal.SIGINT, before)
+
+    def _want(self, wanted: tuple[str, asyncio.Future[str]] | None) -> None:
+        """Have the main thread read a line, or end."""
+        self._wanted.put(wanted)
+        self._bell.send(b"\0")
+
+    def _next_wanted(self) -> tuple[str, asyncio.Future[str]] | None:
+        while True:
+            self._waking.recv(1)
+            with contextlib.suppress(Empty):  # it was a signal, and its handler has run
+                return self._wanted.get_nowait()
 
     async def next(self, prompt: str) -> str:
         """Return the next line without its end. Raises EOFError at the end of input, Interrupted on Ctrl-C."""
@@ -91,7 +109,7 @@ class Keyboard:
             self.stopped.clear()
             raise Interrupted
         line: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self._wanted.put((prompt, line))
+        self._want((prompt, line))
         return await line
 
     def _interrupted(self, number: int, frame: FrameType | None) -> None:

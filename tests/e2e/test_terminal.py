@@ -32,7 +32,7 @@ from edge_runtime.speed.pace import Pace
 from outrider.cli import main as front_door
 from outrider.cli.chat import COMMANDS
 from outrider.cli.journal import Journal
-from outrider.cli.prompt import _open_history
+from outrider.cli.prompt import Interrupted, Keyboard, _open_history
 from outrider.cli.terminal import STATES, Screen, _drawn, printable
 from outrider_core.chat.tokenizer import ChatTokenizer
 from outrider_core.drafting.bundle import Bundle
@@ -457,6 +457,22 @@ def test_lines_of_an_earlier_start_come_back(folders: Folders, tmp_path: Path) -
     assert run_in_pty(command, script, environment)[0] == 0
     asked = [turn["content"] for turn in json.loads((tmp_path / "chat.json").read_text())["messages"][::2]]
     assert asked == ["w5 \nw6", "w7\nw8", "w6"]
+
+
+def test_ctrl_c_is_noticed_while_the_main_thread_waits() -> None:
+    """Even where it does not interrupt that wait: here another thread takes the signal."""
+
+    async def work(keyboard: Keyboard) -> int:
+        for _ in range(3):
+            signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+            await asyncio.wait_for(keyboard.stopped.wait(), HANG)
+            with pytest.raises(Interrupted):
+                await keyboard.next("")
+        return 7
+
+    before = signal.getsignal(signal.SIGINT), signal.set_wakeup_fd(-1)
+    assert Keyboard().run(work) == 7
+    assert (signal.getsignal(signal.SIGINT), signal.set_wakeup_fd(before[1])) == before
 
 
 def test_ctrl_c_stops_an_answer_and_not_the_chat(folders: Folders) -> None:
