@@ -597,7 +597,7 @@ def test_a_chat_goes_offline_and_comes_back(folders: Folders, bundle: Bundle, ta
         said = talk("w5", "/offline on", "w6", "/model", "/offline off", "w7", options=["--server", address])
     first, alone, last = (line for line in said.splitlines() if "ended by" in line)
     assert "4 verified tokens" in first and "4 verified tokens" in last
-    assert " 0 verified tokens" in alone and "4 written alone" in alone
+    assert " 0 verified tokens" in alone and "4 written offline" in alone
     assert f"verifier: {address}" in said and "/offline is on" in said
 
 
