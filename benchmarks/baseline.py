@@ -10,7 +10,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from edge_runtime.link.websocket import Arrived, Link, LinkDown, LinkEvent, LinkRefused, LinkUp
+from edge_runtime.link.events import Arrived, LinkDown, LinkEvent, LinkRefused, LinkUp
+from edge_runtime.link.websocket import Link
 from outrider_core.drafting.bundle import Bundle
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.wire import (

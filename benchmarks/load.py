@@ -30,7 +30,7 @@ from benchmarks.load_device import FAULTS, Answer, Device, Dial, Habits, Refusal
 from benchmarks.load_hostile import KINDS, Orders
 from benchmarks.load_report import MEGA, Figures, Memory, Tally, compare, show
 from benchmarks.provenance import provenance
-from edge_runtime.link.websocket import verifier_url
+from edge_runtime.link.address import verifier_url
 from export.bundle.verifier_process import VerifierProcess
 from export.quiet import quiet
 from outrider_core.arguments import positive_int

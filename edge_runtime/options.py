@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
-from edge_runtime.link.websocket import TokenProvider
+from edge_runtime.link.authorization import TokenProvider
 from edge_runtime.session.policy import Policy
 from edge_runtime.session.timeouts import Patience
 from edge_runtime.speed.controller import Mode
@@ -29,9 +29,11 @@ class RuntimeOptions:
         lookup: Draft tokens that followed the same few tokens earlier in this text, or in an earlier one of this
             runtime.
         patience: Time limits of waiting; None for the defaults, without limits for a verifier in this process.
-        token: Bearer token of the verifier, or an async function that returns it and is asked again after a refusal.
+        token: Bearer token of the verifier, or an async function that returns it and is asked again after HTTP 401.
             Never sent in clear text to another machine.
         ca_file: PEM certificates to trust beside the system's.
+        pins: The public keys that the verifier's own certificate may have, as `sha256/` and the base64 of the SHA-256
+            of its SubjectPublicKeyInfo; empty: any.
         idle: Seconds without an answer after which the connection is closed. Nothing is sent or dialled until the next
             answer.
     """
@@ -44,6 +46,7 @@ class RuntimeOptions:
     patience: Patience | None = None
     token: str | TokenProvider | None = None
     ca_file: str | Path | None = None
+    pins: Collection[str] = ()
     idle: float = 60.0
 
 
@@ -58,6 +61,7 @@ class RuntimeKeywords(TypedDict, total=False):
     patience: Patience | None
     token: str | TokenProvider | None
     ca_file: str | Path | None
+    pins: Collection[str]
     idle: float
 
 

@@ -21,8 +21,9 @@ from edge_runtime.answer.threads import DrafterThread, UnderstudyThread
 from edge_runtime.arguments import checked_length, checked_sampling, checked_stops
 from edge_runtime.context import FittedMessages, fit_messages
 from edge_runtime.events import Event
+from edge_runtime.link.events import EngineFailed, LinkDown, LinkEvent, LinkRefused, LinkUp
 from edge_runtime.link.transport import LinkMaker, VerifierLink
-from edge_runtime.link.websocket import EngineFailed, Link, LinkDown, LinkEvent, LinkRefused, LinkUp
+from edge_runtime.link.websocket import Link
 from edge_runtime.options import Pinned, RuntimeKeywords, RuntimeOptions
 from edge_runtime.session.feature_rows import RowsSeen
 from edge_runtime.session.policy import UnderstudyUse, WhoWrites
@@ -94,7 +95,7 @@ class EdgeRuntime:
         self.link_error = ""  # why there is no connection; "" while there is one or none was tried yet
         self.link_refused = False  # a verifier answered, but did not accept this device
         if isinstance(server, str):
-            self.link = Link(server, hello, self._linked, options.token, options.ca_file)
+            self.link = Link(server, hello, self._linked, options.token, options.ca_file, options.pins)
         elif server:
             self.link = server.link(hello, self._linked)
         self._link_task: asyncio.Task[None] | None = None

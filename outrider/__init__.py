@@ -31,7 +31,7 @@ if TYPE_CHECKING:
         RolledBack,
         Verified,
     )
-    from edge_runtime.link.websocket import EngineFailed, LinkRefused
+    from edge_runtime.link.events import EngineFailed, LinkRefused
     from edge_runtime.options import Pinned, RuntimeOptions
     from edge_runtime.runtime import EdgeRuntime
     from edge_runtime.session.policy import Policy
@@ -52,12 +52,12 @@ _HOMES = {
     "ConversationTooLong": "edge_runtime.context",
     "DrafterFailed": "edge_runtime.answer.threads",
     "EdgeRuntime": "edge_runtime.runtime",
-    "EngineFailed": "edge_runtime.link.websocket",
+    "EngineFailed": "edge_runtime.link.events",
     "Event": "edge_runtime.events",
     "Finished": "edge_runtime.events",
     "HandedOver": "edge_runtime.events",
     "FittedMessages": "edge_runtime.context",
-    "LinkRefused": "edge_runtime.link.websocket",
+    "LinkRefused": "edge_runtime.link.events",
     "LinkState": "edge_runtime.events",
     "LocalVerifier": "outrider.local",
     "Patience": "edge_runtime.session.timeouts",

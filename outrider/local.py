@@ -32,7 +32,7 @@ from cloud.server.limits import UNLIMITED, Account
 from cloud.server.service import Verifier
 from cloud.settings import Settings, describe_errors
 from cloud.telemetry.progress import BuildProgress
-from edge_runtime.link.websocket import (
+from edge_runtime.link.events import (
     Arrived,
     EngineFailed,
     LinkDown,

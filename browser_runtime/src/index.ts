@@ -16,8 +16,10 @@ export { type DrafterOptions, startDrafter, type WorkerDrafter } from "./engine/
 export { openUnderstudy, type UnderstudyOptions, type WorkerUnderstudy } from "./engine/workerUnderstudy.js";
 export type * from "./events.js";
 export type { FormOptions, JsonSchema, ResponseFormat, Tool, ToolChoice } from "./form.js";
+export { LinkRefused } from "./link/address.js";
+export type { TokenProvider } from "./link/authorization.js";
 export { Weather } from "./link/weather.js";
-export { LinkRefused, type TokenProvider, type Traffic } from "./link/websocket.js";
+export type { Traffic } from "./link/websocket.js";
 export type { FinishReason } from "./protocol/ending.js";
 export { Sampling, type SamplingOptions } from "./protocol/sampling.js";
 export { EdgeRuntime, type Options, type Request } from "./runtime.js";

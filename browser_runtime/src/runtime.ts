@@ -10,14 +10,8 @@ import { type FittedMessages, fitMessages } from "./context.js";
 import type { TreeShape } from "./drafting/drafter.js";
 import type { AnswerStats, Event } from "./events.js";
 import { checkSupported, constraintOf, type FormOptions, type Tool, toolUseOf, unsupported } from "./form.js";
-import {
-  Link,
-  type LinkEvent,
-  type MakeSocket,
-  PROBE_STREAM,
-  type TokenProvider,
-  type Traffic,
-} from "./link/websocket.js";
+import type { TokenProvider } from "./link/authorization.js";
+import { Link, type LinkEvent, type MakeSocket, PROBE_STREAM, type Traffic } from "./link/websocket.js";
 import type { Constraint } from "./protocol/constraint.js";
 import { commonPrefix } from "./protocol/prefix.js";
 import { Sampling, type SamplingOptions } from "./protocol/sampling.js";

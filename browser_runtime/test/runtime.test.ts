@@ -4,8 +4,9 @@ import { DrafterFailed } from "../src/answer/answer.js";
 import { LocalDrafter } from "../src/answer/drafterThread.js";
 import { Drafter, NO_DRAFT, treeShape } from "../src/drafting/drafter.js";
 import type { Event } from "../src/events.js";
+import { LinkRefused, verifierUrl } from "../src/link/address.js";
 import { Weather } from "../src/link/weather.js";
-import { CONNECT_TIMEOUT, Link, LinkRefused, type Socket, verifierUrl } from "../src/link/websocket.js";
+import { CONNECT_TIMEOUT, Link, type Socket } from "../src/link/websocket.js";
 import { OBEYS_BIAS, OBEYS_JSON } from "../src/protocol/constraint.js";
 import { Sampling } from "../src/protocol/sampling.js";
 import { EdgeRuntime, type Request } from "../src/runtime.js";
@@ -117,6 +118,19 @@ test("a token is asked for again when a dial failed", async () => {
     verifier.subprotocols,
     [1, 2].map(() => ["outrider.v1", "bearer.second"]),
   );
+  await runtime.close();
+});
+
+test("a token is kept where the handshake was done", async () => {
+  const verifier = new FakeVerifier();
+  const tokens = ["first", "second"];
+  verifier.hash = "another"; // HELLO is refused, not the token
+  const runtime = runtimeOf(verifier, { token: async () => tokens.shift()! });
+  const answer = read(runtime.generate(PROMPT, { maxNewTokens: 20 }));
+  while (verifier.subprotocols.length < 2) await new Promise(resolve => setTimeout(resolve, 5));
+  verifier.hash = "target";
+  assert.deepEqual((await answer).tokenIds, plain(PROMPT, 20));
+  for (const protocols of verifier.subprotocols) assert.deepEqual(protocols, ["outrider.v1", "bearer.first"]);
   await runtime.close();
 });
 

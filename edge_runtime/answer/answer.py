@@ -26,8 +26,8 @@ from edge_runtime.answer.reading_pacer import ReadingPacer
 from edge_runtime.answer.stats import StatsRecorder
 from edge_runtime.answer.threads import DrafterFailed, DrafterThread, UnderstudyThread
 from edge_runtime.events import Event, LinkStatus
+from edge_runtime.link.events import Arrived, EngineFailed, LinkDown, LinkRefused, LinkUp
 from edge_runtime.link.transport import VerifierLink
-from edge_runtime.link.websocket import Arrived, EngineFailed, LinkDown, LinkRefused, LinkUp
 from edge_runtime.session.actions import (
     Action,
     AddRows,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edge_runtime.link.websocket import LinkEvent
+from edge_runtime.link.events import LinkEvent
 from edge_runtime.session.session import Session
 from outrider_core.drafting.drafter import Draft
 from outrider_core.protocol.constraint import Rules

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from edge_runtime.link.websocket import EngineFailed, LinkEvent, LinkRefused, Traffic
+from edge_runtime.link.events import EngineFailed, LinkEvent, LinkRefused, Traffic
 from outrider_core.protocol.wire import ClientMessage, Hello, Welcome
 
 

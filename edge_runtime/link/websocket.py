@@ -13,11 +13,8 @@ import os
 import random
 import ssl
 import time
-import urllib.request
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection
 from pathlib import Path
-from urllib.parse import SplitResult, urlsplit
 
 from msgspec import structs
 from websockets.asyncio.client import ClientConnection, connect
@@ -25,6 +22,19 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketExce
 from websockets.frames import CloseCode
 from websockets.http11 import Response
 
+from edge_runtime.link.address import address_of, in_clear_text, verifier_url
+from edge_runtime.link.authorization import Authorization, TokenProvider
+from edge_runtime.link.events import (
+    Arrived,
+    EngineFailed,
+    LinkDown,
+    LinkEvent,
+    LinkRefused,
+    LinkUp,
+    Traffic,
+    frame_bytes,
+)
+from edge_runtime.link.tls import tls_context
 from outrider_core.protocol.wire import (
     ERR_MISMATCH,
     MAX_SERVER_FRAME,
@@ -33,7 +43,6 @@ from outrider_core.protocol.wire import (
     ClientMessage,
     Error,
     Hello,
-    ServerMessage,
     Welcome,
     WireError,
     decode_server,
@@ -42,7 +51,6 @@ from outrider_core.protocol.wire import (
 )
 from outrider_core.serving import is_loopback
 
-PATH = "/v1/verify"
 #: seconds to wait for each phase of a connection: TCP, TLS and WebSocket; HELLO. A time-out doubles them, up to the
 #: longest; a connection sets them to this many of its round trips, but at least the first
 CONNECT_TIMEOUT, LONGEST_TIMEOUT = 5.0, 20.0
@@ -65,110 +73,6 @@ CLOSED: dict[int, str] = {
     CloseCode.NORMAL_CLOSURE: "the verifier closed the connection",
     CloseCode.SERVICE_RESTART: "the verifier is restarting",
 }
-
-
-class LinkRefused(RuntimeError):
-    """The link was refused: invalid address, other target, drafter or protocol, no valid token."""
-
-
-class EngineFailed(RuntimeError):
-    """The target failed in this process; logger "cloud" has the traceback. Verified text remains valid."""
-
-
-@dataclass(frozen=True)
-class LinkUp:
-    """rtt: seconds between HELLO and WELCOME."""
-
-    welcome: Welcome
-    rtt: float = 0.0
-
-
-@dataclass(frozen=True)
-class LinkDown:
-    """reason: "" if nothing needs the link.
-
-    refused: the verifier that answered does not accept this device; another one at this address may.
-    """
-
-    reason: str
-    refused: bool = False
-
-
-@dataclass(frozen=True)
-class Arrived:
-    message: ServerMessage
-
-
-#: returns a bearer token: before the first dial, and again once it was refused, as it may have expired
-TokenProvider = Callable[[], Awaitable[str]]
-LinkEvent = LinkUp | LinkDown | Arrived | LinkRefused | EngineFailed
-
-
-@dataclass
-class Traffic:
-    """Bytes of WebSocket frames, headers and masks included, without TCP and TLS."""
-
-    up: int = 0
-    down: int = 0
-    #: bytes of the last frame sent and received, by message type
-    last: dict[str, int] = field(default_factory=dict)
-
-
-def frame_bytes(payload: int, masked: bool) -> int:
-    """Return the size of one WebSocket frame around `payload` bytes (RFC 6455, section 5.2)."""
-    header = 2 if payload < 126 else 4 if payload < 65536 else 10
-    return header + (4 if masked else 0) + payload
-
-
-def verifier_url(server: str) -> str:
-    """Return the WebSocket URL of a verifier at `host:port`, `ws://host:port` or `wss://...`."""
-    url = server if "://" in server else f"ws://{server}"
-    url = url.replace("http://", "ws://", 1).replace("https://", "wss://", 1).rstrip("/")
-    return url if url.endswith(PATH) else url + PATH
-
-
-def address_of(server: str) -> SplitResult:
-    """Return the parts of `verifier_url(server)`. Raises LinkRefused for an address that cannot be dialled."""
-    url = verifier_url(server)
-    try:
-        parts = urlsplit(url)
-        known = parts.scheme in ("ws", "wss") and parts.hostname and parts.port != 0
-        if not known or any(character.isspace() for character in url):
-            raise ValueError
-        parts.hostname.encode("idna")  # type: ignore[union-attr]
-    except ValueError:
-        raise LinkRefused(
-            f"{server!r} is not an address; write host:port, ws://host:port or wss://host, with ports up to 65535 and "
-            "IPv6 addresses in brackets"
-        ) from None
-    return parts
-
-
-def in_clear_text(server: str) -> bool:
-    """Return whether others can read conversations with `server`. Raises LinkRefused if it is not an address."""
-    parts = address_of(server)
-    return parts.scheme == "ws" and not is_loopback(parts.hostname)
-
-
-def proxy_of(server: str) -> str | None:
-    """Return the proxy that environment or system names for `server`, or None; for people. Raises LinkRefused."""
-    parts = address_of(server)
-    if is_loopback(parts.hostname) or urllib.request.proxy_bypass(parts.netloc.rpartition("@")[2]):
-        return None
-    schemes = ("wss", "socks", "https") if parts.scheme == "wss" else ("ws", "socks", "https", "http")
-    proxies = urllib.request.getproxies()
-    return next((proxies[scheme] for scheme in schemes if scheme in proxies), None)
-
-
-def tls_context(ca_file: str | Path | None) -> ssl.SSLContext:
-    """Return a context that trusts the system's certificates and `ca_file`'s. Raises LinkRefused if that has none."""
-    context = ssl.create_default_context()
-    if ca_file is not None:
-        try:
-            context.load_verify_locations(ca_file)
-        except (OSError, ssl.SSLError) as error:
-            raise LinkRefused(f"{ca_file} holds no certificates: {error}") from None
-    return context
 
 
 class _Connect(connect):
@@ -205,8 +109,9 @@ class Link:
     """Keeps a connection to `server` alive and hands events to `report`, in order; from the start, or as `stay` says.
 
     token: sent as `Authorization: Bearer`, never in clear text to another machine; or a function that returns it.
-    ca_file: PEM certificates to trust beside the system's. Proxies are those of the environment (`HTTPS_PROXY`,
-    `NO_PROXY`...) or of the system. Raises LinkRefused for an unusable address, token or file.
+    ca_file: PEM certificates to trust beside the system's. pins: as of `RuntimeOptions`. Proxies are those of the
+    environment (`HTTPS_PROXY`, `NO_PROXY`...) or of the system. Raises LinkRefused for an unusable address, token, file
+    or pin.
     """
 
     def __init__(
@@ -216,15 +121,17 @@ class Link:
         report: Callable[[LinkEvent], None],
         token: str | TokenProvider | None = None,
         ca_file: str | Path | None = None,
+        pins: Collection[str] = (),
     ) -> None:
         self.url, self.hello, self.report = verifier_url(server), hello, report
         parts = address_of(server)
         if token and in_clear_text(server):
             raise LinkRefused(f"{self.url} would carry the token in clear text; use wss://")
-        self._provider = token if callable(token) else None
-        self._token = None if callable(token) else token  # None: ask the provider
+        if pins and parts.scheme == "ws":
+            raise LinkRefused(f"{self.url} has no public key to be pinned; use wss://")
+        self._authorization = Authorization(token)
         self._proxied = not is_loopback(parts.hostname)
-        self._tls = tls_context(ca_file) if parts.scheme == "wss" else None
+        self._tls = tls_context(ca_file, pins) if parts.scheme == "wss" else None
         self.traffic = Traffic()
         self.welcome: Welcome | None = None  # while there is a connection
         self.refused: LinkRefused | EngineFailed | None = None  # always None: a refusal today may not be one tomorrow
@@ -262,9 +169,6 @@ class Link:
                 self._take(*await self._dial())
             except LinkRefused as error:
                 down = LinkDown(str(error), refused=True)
-            except InvalidStatus as error:
-                text, page = _what_came(error.response)
-                down = LinkDown(text, refused=error.response.status_code in (401, 403) and not page)
             except FAILURES as error:
                 down = LinkDown(reason_of(error))
             if down and self._needed.is_set():  # else nothing needs it
@@ -284,26 +188,20 @@ class Link:
     async def _dial(self) -> tuple[ClientConnection, Welcome, float]:
         """Return a new connection after its handshake, and the seconds between HELLO and WELCOME."""
         try:
-            dialled = await self._greeted(self._patience, await self._headers())
+            dialled = await self._greeted(self._patience, await self._authorization.headers())
         except TimeoutError:
             self._patience = min(2 * self._patience, LONGEST_TIMEOUT)
             raise
-        except InvalidStatus:
-            if self._provider:
-                self._token = None
-            raise
+        except InvalidStatus as error:
+            status, (text, page) = error.response.status_code, _what_came(error.response)
+            if page or status not in (401, 403):
+                raise OSError(text) from None
+            if status == 401:
+                self._authorization.refused()
+            raise LinkRefused(text) from None
         self._rtt = dialled[2]
         self._patience = min(max(CONNECT_TIMEOUT, ROUND_TRIPS * self._rtt), LONGEST_TIMEOUT)
         return dialled
-
-    async def _headers(self) -> dict[str, str]:
-        """Return the headers. Raises OSError if a token is needed and there is none."""
-        if self._provider and not self._token:
-            try:
-                self._token = await self._provider()
-            except Exception as error:
-                raise OSError(f"no token: {error}") from error
-        return {"Authorization": f"Bearer {self._token}"} if self._token else {}
 
     async def _greeted(self, patience: float, headers: dict[str, str]) -> tuple[ClientConnection, Welcome, float]:
         """Connect and shake hands. patience: seconds for each phase. Raises TimeoutError and network errors."""

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from edge_runtime.answer.threads import DrafterFailed
+from edge_runtime.link.address import in_clear_text
+from edge_runtime.link.events import EngineFailed, LinkRefused
 from edge_runtime.link.transport import LinkMaker
-from edge_runtime.link.websocket import EngineFailed, LinkRefused, in_clear_text
 from edge_runtime.runtime import EdgeRuntime
 from outrider.cli.arguments import parse
 from outrider.cli.chat import Chat

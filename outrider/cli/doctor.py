@@ -22,18 +22,10 @@ from rich.table import Table
 from rich.text import Text
 
 from edge_runtime.answer.offline_drafter import understudy_of
-from edge_runtime.link.websocket import (
-    Link,
-    LinkDown,
-    LinkEvent,
-    LinkRefused,
-    LinkUp,
-    address_of,
-    in_clear_text,
-    proxy_of,
-    tls_context,
-    verifier_url,
-)
+from edge_runtime.link.address import address_of, in_clear_text, proxy_of, verifier_url
+from edge_runtime.link.events import LinkDown, LinkEvent, LinkRefused, LinkUp
+from edge_runtime.link.tls import tls_context
+from edge_runtime.link.websocket import Link
 from edge_runtime.options import RuntimeOptions
 from edge_runtime.runtime import EdgeRuntime
 from edge_runtime.speed.pace import Pace

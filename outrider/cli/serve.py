@@ -34,7 +34,7 @@ from edge_runtime.answer.constraints import ConstraintUnsupported
 from edge_runtime.answer.threads import DrafterFailed
 from edge_runtime.context import LEAST_ROOM, USUAL_ROOM, ConversationTooLong, FittedMessages
 from edge_runtime.events import Finished, LinkState, Provisional
-from edge_runtime.link.websocket import EngineFailed, LinkRefused
+from edge_runtime.link.events import EngineFailed, LinkRefused
 from edge_runtime.runtime import EdgeRuntime
 from edge_runtime.session.states import Writer
 from outrider_core.chat.api.app import api_app, api_routes, probe_routes

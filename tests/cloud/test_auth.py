@@ -24,7 +24,8 @@ from cloud.auth import main
 from cloud.server.accounts import Accounts, AuthError
 from cloud.server.limits import Account, AccountLimits
 from cloud.server.service import Verifier
-from edge_runtime.link.websocket import Link, LinkDown, LinkEvent, LinkRefused, LinkUp
+from edge_runtime.link.events import LinkDown, LinkEvent, LinkRefused, LinkUp
+from edge_runtime.link.websocket import Link
 from outrider_core.chat.tokenizer import chat_tokenizer_of
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.tree import TokenTree

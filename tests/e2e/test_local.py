@@ -20,7 +20,7 @@ import structlog
 import torch
 
 from edge_runtime.events import Finished, Verified
-from edge_runtime.link.websocket import EngineFailed, LinkRefused
+from edge_runtime.link.events import EngineFailed, LinkRefused
 from edge_runtime.options import Pinned, RuntimeOptions
 from edge_runtime.runtime import EdgeRuntime
 from export.bundle.bundle import write_bundle

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from base64 import b64encode
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from edge_runtime.events import Finished
-from edge_runtime.link.websocket import in_clear_text, proxy_of
+from edge_runtime.link.address import in_clear_text, proxy_of
 from edge_runtime.options import RuntimeOptions
 from edge_runtime.runtime import EdgeRuntime
 from edge_runtime.session.policy import Policy
@@ -28,8 +29,13 @@ NAMES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "WS_PROXY", "WSS_
 
 
 @asynccontextmanager
-async def proxy(upstream: int, status: bytes = b"200 OK") -> AsyncIterator[tuple[int, list[bytes]]]:
-    """(port of a proxy that takes every CONNECT to `upstream`, the request lines that came)."""
+async def proxy(
+    upstream: int, status: bytes = b"200 OK", credentials: str | None = None
+) -> AsyncIterator[tuple[int, list[bytes]]]:
+    """(port of a proxy that takes every CONNECT to `upstream`, the request lines that came).
+
+    credentials: "user:password" that it asks for.
+    """
     asked: list[bytes] = []
 
     async def pipe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -39,9 +45,12 @@ async def proxy(upstream: int, status: bytes = b"200 OK") -> AsyncIterator[tuple
         writer.close()
 
     async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        asked.append((await reader.readuntil(b"\r\n\r\n")).split(b"\r\n")[0])
-        writer.write(b"HTTP/1.1 " + status + b"\r\n\r\n")
-        if status.startswith(b"200"):
+        first, *head = (await reader.readuntil(b"\r\n\r\n")).split(b"\r\n")
+        asked.append(first)
+        basic = b"Proxy-Authorization: Basic " + b64encode((credentials or "").encode())
+        answer = b"407 Proxy Authentication Required" if credentials and basic not in head else status
+        writer.write(b"HTTP/1.1 " + answer + b"\r\n\r\n")
+        if answer.startswith(b"200"):
             there, back = await asyncio.open_connection("127.0.0.1", upstream)
             await asyncio.gather(pipe(reader, back), pipe(there, writer))
         writer.close()
@@ -68,13 +77,17 @@ async def ask(bundle: Bundle, address: str, patience: Patience) -> Finished:
     return last
 
 
-def test_a_verifier_behind_a_proxy_answers(folders: Folders, bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("user", ["", "user:pass word@"])
+def test_a_verifier_behind_a_proxy_answers(
+    folders: Folders, bundle: Bundle, monkeypatch: pytest.MonkeyPatch, user: str
+) -> None:
     """Its name is known to the proxy alone."""
 
     async def run(port: int) -> Finished:
-        async with proxy(port) as (through, asked):
-            monkeypatch.setenv("HTTP_PROXY", f"http://127.0.0.1:{through}")
-            assert proxy_of("verifier.invalid:8765") == f"http://127.0.0.1:{through}"
+        async with proxy(port, credentials=user.rstrip("@") or None) as (through, asked):
+            address = f"http://{user.replace(' ', '%20')}127.0.0.1:{through}"
+            monkeypatch.setenv("HTTP_PROXY", address)
+            assert proxy_of("verifier.invalid:8765") == address
             last = await ask(bundle, "verifier.invalid:8765", PATIENCE)
             assert set(asked) == {b"CONNECT verifier.invalid:8765 HTTP/1.1"}
             return last

@@ -12,7 +12,8 @@ from websockets.asyncio.server import ServerConnection, serve
 from websockets.http11 import Request, Response
 
 from benchmarks.links import EmulatedLink
-from edge_runtime.link.websocket import Link, LinkDown, LinkEvent, LinkUp
+from edge_runtime.link.events import LinkDown, LinkEvent, LinkUp
+from edge_runtime.link.websocket import Link
 from outrider_core.protocol.wire import SUBPROTOCOL
 from tests.edge_runtime.test_silent_link import HELLO, Device, Greeter, holds, linked
 from tests.waiting import HANG
@@ -89,30 +90,39 @@ def test_a_connection_that_slept_through_its_end_is_dialled_anew(monkeypatch: py
     run(test)
 
 
-def test_a_token_that_was_refused_is_asked_for_again() -> None:
+@pytest.mark.parametrize(
+    ("refusals", "wanted"),
+    [
+        ([401], ["first", "second", "second"]),
+        ([503], ["first", "first", "first"]),
+        ([403], ["first", "first", "first"]),
+    ],
+)
+def test_a_token_is_asked_for_again_after_401_alone(refusals: list[int], wanted: list[str]) -> None:
     tokens, sent = iter(["first", "second", "third"]), list[str]()
 
     async def provider() -> str:
         return next(tokens)
 
     def let_in(connection: ServerConnection, request: Request) -> Response | None:
-        sent.append(request.headers["Authorization"])
-        return None if sent[-1] == "Bearer second" else connection.respond(401, "no entry\n")
+        sent.append(request.headers["Authorization"].removeprefix("Bearer "))
+        return connection.respond(refusals.pop(0), "no entry\n") if refusals else None
 
     async def test() -> None:
+        refused = refusals[0] != 503
         events, serving = asyncio.Queue[LinkEvent](), Greeter().serve
         subprotocols = [SUBPROTOCOL]
         async with serve(serving, "127.0.0.1", 0, subprotocols=subprotocols, process_request=let_in) as server:  # type: ignore[arg-type]
             link = Link(f"127.0.0.1:{server.sockets[0].getsockname()[1]}", HELLO, events.put_nowait, provider)
             running = asyncio.create_task(link.run())
             async with asyncio.timeout(HANG):
-                assert await events.get() == LinkDown("no entry", refused=True)
+                assert await events.get() == LinkDown("no entry", refused)
                 assert isinstance(await events.get(), LinkUp)
                 link.network_changed()
                 assert isinstance(await events.get(), LinkDown)
                 assert isinstance(await events.get(), LinkUp)
             running.cancel()
-        assert sent == ["Bearer first", "Bearer second", "Bearer second"]
+        assert sent == wanted
 
     asyncio.run(test())
 

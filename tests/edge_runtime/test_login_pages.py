@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from edge_runtime.link.websocket import Link, LinkDown, LinkEvent, LinkRefused
+from edge_runtime.link.events import LinkDown, LinkEvent, LinkRefused
+from edge_runtime.link.websocket import Link
 from outrider_core.protocol.wire import PROTOCOL_VERSION, Hello
 from tests.waiting import HANG
 

@@ -12,18 +12,8 @@ from websockets.exceptions import ConnectionClosed
 from websockets.http11 import Request
 
 from benchmarks.links import EmulatedLink
-from edge_runtime.link.websocket import (
-    CONNECT_TIMEOUT,
-    HEAD_START,
-    LONGEST_TIMEOUT,
-    RENEWALS,
-    ROUND_TRIPS,
-    Arrived,
-    Link,
-    LinkDown,
-    LinkEvent,
-    LinkUp,
-)
+from edge_runtime.link.events import Arrived, LinkDown, LinkEvent, LinkUp
+from edge_runtime.link.websocket import CONNECT_TIMEOUT, HEAD_START, LONGEST_TIMEOUT, RENEWALS, ROUND_TRIPS, Link
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.wire import (
     PROTOCOL_VERSION,

@@ -16,17 +16,10 @@ import {
   type ServerMessage,
   type Welcome,
 } from "../protocol/messages.js";
-import {
-  decodeServer,
-  encode,
-  frameBytes,
-  PROTOCOL_VERSION,
-  STREAMS,
-  SUBPROTOCOL,
-  WireError,
-} from "../protocol/wire.js";
+import { decodeServer, encode, frameBytes, PROTOCOL_VERSION, STREAMS, WireError } from "../protocol/wire.js";
+import { LinkRefused, verifierUrl } from "./address.js";
+import { Authorization, type TokenProvider } from "./authorization.js";
 
-const PATH = "/v1/verify";
 /**
  * Seconds to wait for each phase of a connection: until it is open, with TCP and TLS; HELLO. A time-out doubles them, up to the
  * longest; a connection sets them to so many of its round trips, but not below the first.
@@ -56,9 +49,6 @@ const CLOSED: Record<number, string> = {
   1012: "the verifier is restarting",
 };
 
-/** No link can be made like this: not an address, other target, drafter or protocol, no valid token. */
-export class LinkRefused extends Error {}
-
 /**
  * up: rtt is the seconds between HELLO and WELCOME. down: reason: "" if nothing needs the link; refused: a verifier was there,
  * and does not accept us.
@@ -86,33 +76,7 @@ export interface Socket {
   close(): void;
 }
 
-/** Gives a bearer token, which may have expired when it is asked for again. */
-export type TokenProvider = () => Promise<string>;
-
 export type MakeSocket = (url: string, protocols: string[]) => Socket;
-
-/**
- * `host:port`, `ws://host:port`, `wss://...` or the address of a page -> the WebSocket URL of the verifier's endpoint.
- *
- * Throws LinkRefused where nobody could ever be dialled there.
- */
-export function verifierUrl(server: string): URL {
-  const text = (server.includes("://") ? server : `ws://${server}`).replace(/^http/, "ws").replace(/\/+$/, "");
-  const url = /\s/.test(text) ? null : parsed(text);
-  if (!url || !/^wss?:$/.test(url.protocol) || !url.hostname || url.port === "0") {
-    throw new LinkRefused(`"${server}" is not an address; write host:port, ws://host:port or wss://host`);
-  }
-  if (!url.pathname.endsWith(PATH)) url.pathname = url.pathname.replace(/\/$/, "") + PATH;
-  return url;
-}
-
-function parsed(text: string): URL | null {
-  try {
-    return new URL(text);
-  } catch {
-    return null;
-  }
-}
 
 /** One connection whose handshake is done. */
 interface Connection {
@@ -127,9 +91,8 @@ export class Link {
   readonly traffic: Traffic = { up: 0, down: 0 };
   /** While there is a connection. */
   welcome: Welcome | null = null;
+  private readonly authorization: Authorization;
   private socket: Socket | null = null;
-  /** What `token` gave; null: it is to be asked. */
-  private bearer: string | null = null;
   private closed = false;
   /** Ends the pause between two attempts, and the wait for a connection's end. */
   private wake: () => void = () => {};
@@ -152,19 +115,18 @@ export class Link {
   private unsent = Number.POSITIVE_INFINITY;
 
   /**
-   * token: travels as a subprotocol, as browsers set no headers; or what gives it, before the first dial and again after one
-   * that failed, as browsers do not tell a refusal. Throws LinkRefused.
+   * token: or what gives it, before the first dial and again after a handshake that failed. Throws LinkRefused.
    */
   constructor(
     server: string,
     private hello: Hello,
     private readonly report: (event: LinkEvent) => void,
-    private readonly token: string | TokenProvider | null = null,
+    token: string | TokenProvider | null = null,
     private readonly makeSocket: MakeSocket = (url, protocols) => new WebSocket(url, protocols) as unknown as Socket,
   ) {
     const url = verifierUrl(server);
     this.url = url.href;
-    if (typeof token === "string") checkToken(token);
+    this.authorization = new Authorization(token);
     if (token && url.protocol === "ws:" && !LOOPBACK.includes(url.hostname)) {
       throw new LinkRefused(`${url.href} would carry the token in clear text; use wss://`);
     }
@@ -304,7 +266,7 @@ export class Link {
 
   /** A new connection whose handshake is done. */
   private async dial(stopped?: Promise<never>): Promise<Connection> {
-    const socket = this.makeSocket(this.url, await this.protocols());
+    const socket = this.makeSocket(this.url, await this.authorization.protocols());
     socket.binaryType = "arraybuffer";
     let timer: ReturnType<typeof setTimeout> | undefined;
     const greeted = new Promise<Connection>((resolve, reject) => {
@@ -322,8 +284,10 @@ export class Link {
         asked = clock();
         socket.send(encode(this.hello));
       };
-      socket.onclose = ({ code, reason }) =>
+      socket.onclose = ({ code, reason }) => {
+        if (asked === null) this.authorization.failed();
         reject(new Error(asked === null ? reason || UNREACHED : closedBy(code, reason)));
+      };
       socket.onmessage = ({ data }) => {
         try {
           resolve({ socket, welcome: greeting(data), rtt: clock() - (asked ?? clock()) });
@@ -335,18 +299,9 @@ export class Link {
     return Promise.race(stopped ? [greeted, stopped] : [greeted])
       .catch(error => {
         abandon(socket);
-        this.bearer = null;
         throw error;
       })
       .finally(() => clearTimeout(timer));
-  }
-
-  private async protocols(): Promise<string[]> {
-    if (!this.token) return [SUBPROTOCOL];
-    const token = this.bearer ?? (typeof this.token === "string" ? this.token : await this.token());
-    checkToken(token);
-    this.bearer = token;
-    return [SUBPROTOCOL, `bearer.${token}`];
   }
 
   /** From now on `connection` is the link. */
@@ -424,11 +379,6 @@ export class Link {
       };
     });
   }
-}
-
-function checkToken(token: string): void {
-  if (/^[\w!#$%&'*+.^`|~-]*$/.test(token)) return;
-  throw new LinkRefused("the token holds characters that a browser cannot send; ask for another one");
 }
 
 const STOPPED = new Error("stopped");
