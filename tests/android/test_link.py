@@ -17,9 +17,11 @@ import pytest
 import trustme
 
 from android_demo.ci import core
+from edge_runtime.link.tls import pin_of
 from outrider_core.protocol.wire import Error, Hello, Open, Welcome, decode_client, encode
 from tests.android.device import Device
 from tests.broken_network import available, command_in_it
+from tests.e2e.test_proxy import proxy
 from tests.waiting import HANG
 
 GUID = "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
@@ -87,9 +89,12 @@ Script = Callable[[Peer, dict[str, Any]], Awaitable[None]]
 
 async def converse(
     classpath: list[Path], bundle: Path, scripts: list[Script], tls: ssl.SSLContext | None = None, host: str = "",
-    told: Sequence[str] = (), seconds: float = 300, **settings: Any,
+    told: Sequence[str] = (), seconds: float = 300, proxied: bool = False, **settings: Any,
 ) -> None:  # fmt: skip
-    """Each connection of one device meets the next script; ends when all have run. told: what users are told."""
+    """Each connection of one device meets the next script; ends when all have run.
+
+    told: what users are told. proxied: only a proxy knows the host.
+    """
     manifest = json.loads((bundle / "manifest.json").read_text())
     left, errors, done = list(scripts), list[Exception](), asyncio.Event()
     heard = 0 if told else len(scripts) + 1  # events that show that the device knows of the last script
@@ -110,17 +115,20 @@ async def converse(
     server = await asyncio.start_server(accept, "127.0.0.1", 0, ssl=tls)
     port = server.sockets[0].getsockname()[1]
     address = f"wss://{host}:{port}" if tls else f"ws://127.0.0.1:{port}"
-    device = Device(classpath, bundle, address, writer="CLOUD_ONLY", **settings)
-    async with server, device:
-        device.ask([1, 5, 6])
-        for text in ("", *told):
-            while text not in (await device.hear()).get("detail", ""):
-                pass
-            heard += 1
-        await asyncio.wait([asyncio.create_task(done.wait())], timeout=seconds)
-        assert device.process
-        device.process.kill()
-        await device.process.wait()
+    async with server, proxy(port) as (through, asked):
+        named = ("-Dhttps.proxyHost=127.0.0.1", f"-Dhttps.proxyPort={through}") if proxied else ()
+        program = (*named, "dev.outrider.core.ClientKt")
+        async with Device(classpath, bundle, address, program, writer="CLOUD_ONLY", **settings) as device:
+            device.ask([1, 5, 6])
+            for text in ("", *told):
+                while text not in (await device.hear()).get("detail", ""):
+                    pass
+                heard += 1
+            await asyncio.wait([asyncio.create_task(done.wait())], timeout=seconds)
+            assert device.process
+            device.process.kill()
+            await device.process.wait()
+        assert set(asked) == ({f"CONNECT {host}:{port} HTTP/1.1".encode()} if proxied else set())
     assert not errors and not left, (errors, left)
 
 
@@ -269,6 +277,28 @@ def test_tls_checks_who_it_is(classpath: list[Path], folders: dict[str, Path], t
         for tls, settings in ((context("example.org"), known), (context("localhost"), {"host": "localhost"})):
             with pytest.raises(AssertionError):  # no script ever runs: the handshake fails
                 await converse(classpath, folders["bundle"], [nothing], tls, seconds=5, **settings)
+
+    asyncio.run(run())
+
+
+def test_only_pinned_keys_are_spoken_to(classpath: list[Path], folders: dict[str, Path], tmp_path: Path) -> None:
+    """Through a proxy, too; who has another key gets no request."""
+    authority, tls = trustme.CA(), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    issued = authority.issue_cert("verifier.test", "localhost")
+    issued.configure_cert(tls)
+    right = pin_of(ssl.PEM_cert_to_DER_cert(issued.cert_chain_pems[0].bytes().decode()))
+    wrong = "sha256/" + base64.b64encode(bytes(32)).decode()
+
+    async def nothing(peer: Peer, manifest: dict[str, Any]) -> None:
+        assert await peer.reader.read(1) == b""
+
+    async def run() -> None:
+        for host, proxied in (("localhost", False), ("verifier.test", True)):
+            known = {"ca_file": str(tmp_path / "ca.pem"), "host": host, "proxied": proxied}
+            await converse(classpath, folders["bundle"], [whole], tls, pins=[wrong, right], **known)
+            told = [f"its public key is not pinned: {right}"]
+            await converse(classpath, folders["bundle"], [nothing], tls, told=told, pins=[wrong], **known)
 
     asyncio.run(run())
 

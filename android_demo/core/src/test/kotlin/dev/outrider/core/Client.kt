@@ -88,6 +88,7 @@ internal fun device(
         ),
         token = settings.field<String?>("token")?.let { { it } },
         tls = settings.field<String?>("ca_file")?.let { trusting(File(it).inputStream()) },
+        pins = settings.strings("pins").toSet(),
     )
     val pinned = Pinned(
         mode = settings.field<String?>("mode")?.let(Mode::valueOf), ahead = settings.field<Boolean?>("ahead"),

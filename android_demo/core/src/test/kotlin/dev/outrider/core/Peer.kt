@@ -17,11 +17,16 @@ import java.util.concurrent.TimeUnit
 import kotlin.concurrent.thread
 import kotlin.test.assertNotNull
 
-/** A verifier that greets every device and then listens. [tokens]: who may come in; null: anyone. */
-internal class Peer(private val tokens: Set<String>? = null) : Closeable {
+/**
+ * A verifier that greets every device and then listens. [tokens]: who may come in; null: anyone. refusals: HTTP
+ * statuses that the first dials get.
+ */
+internal class Peer(private val tokens: Set<String>? = null, vararg refusals: String) : Closeable {
     private val server = ServerSocket(0, 50, InetAddress.getLoopbackAddress())
     private val sockets = CopyOnWriteArrayList<Socket>()
-    val address = "127.0.0.1:${server.localPort}"
+    private val refusals = LinkedBlockingQueue(refusals.toList())
+    val port get() = server.localPort
+    val address = "127.0.0.1:$port"
 
     /** Connections that are open. */
     val connected get() = sockets.size
@@ -47,9 +52,10 @@ internal class Peer(private val tokens: Set<String>? = null) : Closeable {
         val head = generateSequence { line(input).ifEmpty { null } }.toList()
         fun field(name: String) = head.firstOrNull { it.startsWith("$name: ") }?.substringAfter(": ").orEmpty()
         dials += field("Authorization")
-        if (tokens != null && field("Authorization").removePrefix("Bearer ") !in tokens) {
-            val refusal = "HTTP/1.1 401 Unauthorized\r\nContent-Length: 9\r\n\r\nno entry\n"
-            socket.getOutputStream().write(refusal.toByteArray())
+        val known = tokens == null || field("Authorization").removePrefix("Bearer ") in tokens
+        val refusal = refusals.poll() ?: if (known) null else "401 Unauthorized"
+        if (refusal != null) {
+            socket.getOutputStream().write("HTTP/1.1 $refusal\r\nContent-Length: 9\r\n\r\nno entry\n".toByteArray())
         } else {
             val key = field("Sec-WebSocket-Key") + "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
             val digest = MessageDigest.getInstance("SHA-1").digest(key.toByteArray())

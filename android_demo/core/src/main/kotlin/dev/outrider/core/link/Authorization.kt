@@ -3,7 +3,7 @@ package dev.outrider.core.link
 import java.io.IOException
 import kotlinx.coroutines.runBlocking
 
-/** What a link is let in with. [provider] is asked before the first dial, and again once its token was refused. */
+/** What a link is let in with. [provider] is asked before the first dial, and again after HTTP 401. */
 internal class Authorization(private val provider: (suspend () -> String)?) {
     @Volatile
     private var token: String? = null
@@ -23,7 +23,7 @@ internal class Authorization(private val provider: (suspend () -> String)?) {
         return mapOf("Authorization" to "Bearer $known")
     }
 
-    /** The token may have expired. */
+    /** The verifier answered 401: the token may have expired. */
     fun refused() {
         token = null
     }

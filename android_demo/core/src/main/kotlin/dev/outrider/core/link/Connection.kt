@@ -1,34 +1,33 @@
 package dev.outrider.core.link
 
+import dev.outrider.core.protocol.Cancel
 import dev.outrider.core.protocol.ClientMessage
+import dev.outrider.core.protocol.EMPTY
 import dev.outrider.core.protocol.ERR_MISMATCH
+import dev.outrider.core.protocol.ERR_UNKNOWN
 import dev.outrider.core.protocol.Error
 import dev.outrider.core.protocol.Hello
-import dev.outrider.core.protocol.MAX_SERVER_FRAME
 import dev.outrider.core.protocol.PROTOCOL_VERSION
+import dev.outrider.core.protocol.STREAMS
 import dev.outrider.core.protocol.SUBPROTOCOL
+import dev.outrider.core.protocol.ServerMessage
 import dev.outrider.core.protocol.Welcome
 import dev.outrider.core.protocol.WireError
 import dev.outrider.core.protocol.decodeServer
 import dev.outrider.core.protocol.encode
 import java.io.IOException
-import java.net.Socket
 import java.net.SocketTimeoutException
 import java.net.URI
 import java.net.UnknownHostException
 import java.security.cert.CertPathValidatorException
 import java.security.cert.CertificateException
 import java.security.cert.CertificateExpiredException
-import java.util.concurrent.ExecutorService
-import java.util.concurrent.Executors
-import java.util.concurrent.RejectedExecutionException
+import java.util.concurrent.LinkedBlockingQueue
 import java.util.concurrent.ScheduledExecutorService
 import java.util.concurrent.TimeUnit
-import java.util.concurrent.atomic.AtomicLong
-import javax.net.ssl.SSLSocketFactory
 
 /**
- * Seconds to wait for each phase of a connection: TCP; TLS; WebSocket; HELLO. A time-out doubles them, up to the
+ * Seconds to wait for each phase of a connection: TCP, TLS and WebSocket; HELLO. A time-out doubles them, up to the
  * longest; a connection sets them to so many of its round trips, but not below the first.
  */
 internal const val CONNECT_TIMEOUT = 5.0
@@ -42,99 +41,82 @@ internal fun nextPatience(patience: Double, rtt: Double?): Double =
 /** Seconds after which an unanswered ping ends the connection. */
 private const val PING_TIMEOUT = 20.0
 
-/** Where a verifier is, and whom to trust there. */
-internal class Destination(val address: URI, val tls: SSLSocketFactory?)
+/** A stream that is never opened: to cancel it is refused at once, which stands for a pong. */
+private const val PROBE_STREAM = STREAMS - 1
+
+/** What a connection's end means, in words; others bring their own. */
+private val CLOSED = mapOf(
+    1000 to "the verifier closed the connection",
+    1005 to "closed without a reason",
+    1012 to "the verifier is restarting",
+)
 
 /**
- * One connection to a verifier, from dialling on. Frames leave through a thread of their own, so that nothing waits for
- * a full buffer. patience: seconds for each phase of the handshake. sent: called with the bytes of every frame; pong:
- * that a ping was answered.
+ * One connection to a verifier, from dialling on. patience: seconds for each phase of the handshake. sent: called with
+ * the bytes of every frame; pong: that a ping was answered.
  */
 internal class Connection(
-    private val destination: Destination,
+    private val transport: Transport,
+    private val address: URI,
     private val timer: ScheduledExecutorService,
     private val patience: Double,
     private val sent: (Long) -> Unit,
     private val pong: (Connection) -> Unit,
-) {
-    private val writer: ExecutorService = Executors.newSingleThreadExecutor { daemon(it, "outrider-link-writer") }
+) : Transport.Listener {
+    /** What has come and was not taken yet; the first success is empty and means that it is open. */
+    private val arrived = LinkedBlockingQueue<Result<ByteArray>>()
 
-    private val dialling = Dialling()
-    private lateinit var socket: WebSocket
+    @Volatile
+    private var socket: Transport.Socket? = null
+
+    @Volatile
+    private var aborted = false
 
     /** Bytes that were to be sent and are not on their way yet. */
-    val unsent = AtomicLong()
+    val unsent get() = socket?.unsent ?: 0
 
     /** When the ping was sent that is not answered yet, in nanoseconds; 0: none. */
     @Volatile
     private var pinged = 0L
 
     /** Dial and shake hands; once. Raises [IOException], or [LinkRefused] where it will never be otherwise. */
-    fun open(hello: Hello, headers: Map<String, String>): LinkUp {
-        val end = System.nanoTime() + (1e9 * patience).toLong()
-        fun remaining() = maxOf(1, (end - System.nanoTime()) / 1_000_000).toInt()
-        try {
-            val raw = dialling.connect(addressesOf(destination.address), ::remaining)
-            return shakeHands(raw, hello, headers)
-        } catch (error: Exception) {
-            abort()
-            throw when {
-                error is HandshakeRefused && error.status in setOf(401, 403) && !error.page -> LinkRefused(error.text)
-                error is WireError -> IOException(error.message)
-                else -> error // the link was closed meanwhile, among others
-            }
-        }
-    }
-
-    /** Run one phase of the handshake over [raw], which is closed where it takes too long. */
-    private fun <T> phase(raw: Socket, work: () -> T): T {
-        val watchdog = timer.schedule({ raw.close() }, (1000 * patience).toLong(), TimeUnit.MILLISECONDS)
-        try {
-            return work().also { if (!watchdog.cancel(false)) throw SocketTimeoutException("timed out") }
-        } catch (error: IOException) {
-            throw if (watchdog.isDone) SocketTimeoutException("timed out") else error
-        } finally {
-            watchdog.cancel(false)
-        }
-    }
-
-    private fun shakeHands(raw: Socket, hello: Hello, headers: Map<String, String>): LinkUp {
-        val address = destination.address
-        val secure = address.scheme == "wss"
-        val carrier = if (secure) phase(raw) { secured(raw, address, destination.tls ?: systemTls()) } else raw
-        socket = WebSocket(carrier, MAX_SERVER_FRAME)
-        phase(raw) { socket.shakeHands(address, SUBPROTOCOL, headers) }
+    fun open(hello: Hello, headers: Map<String, String>): LinkUp = try {
+        val dialled = transport.open(address, SUBPROTOCOL, headers, this).also { socket = it }
+        if (aborted) dialled.abort()
+        inTime()
         val asked = System.nanoTime()
-        val answer = phase(raw) {
-            socket.send(encode(hello))
-            decodeServer(next())
-        }
+        dialled.send(encode(hello))
+        val answer = decodeServer(inTime())
         val rtt = 1e-9 * (System.nanoTime() - asked)
         if (answer is Error && answer.code == ERR_MISMATCH) throw LinkRefused(answer.text)
         if (answer is Error) throw IOException("the verifier refused: ${answer.text}")
         if (answer !is Welcome || answer.protocol != PROTOCOL_VERSION.toLong()) {
             throw LinkRefused("the other side is not an Outrider verifier of this protocol version; update one of them")
         }
-        return LinkUp(answer, rtt)
+        LinkUp(answer, rtt)
+    } catch (error: Exception) {
+        abort()
+        throw if (error is WireError) IOException(error.message) else error
     }
 
-    /** The next message. */
-    fun next(): ByteArray = socket.receive({ opcode, payload -> later { socket.write(opcode, payload) } }) {
-        pinged = 0
-        pong(this)
+    /** What comes within one phase of the handshake. */
+    private fun inTime(): ByteArray {
+        val come = arrived.poll((1000 * patience).toLong(), TimeUnit.MILLISECONDS)
+        return (come ?: throw SocketTimeoutException("timed out")).getOrThrow()
     }
+
+    /** The next message. Raises [IOException] where the connection has ended. */
+    fun next(): ByteArray = arrived.take().getOrThrow()
 
     fun send(message: ClientMessage) {
         val frame = encode(message)
-        val size = frameBytes(frame.size, masked = true)
-        unsent.addAndGet(size)
-        later {
-            socket.send(frame) { unsent.addAndGet(-it.toLong()) }
-            sent(size)
-        }
+        socket?.send(frame)
+        sent(frameBytes(frame.size, masked = true))
     }
 
-    fun ping() = later(socket::ping)
+    fun ping() {
+        if (socket?.ping() == false) send(Cancel(PROBE_STREAM))
+    }
 
     /** A ping, or the end where the last one was not answered for too long. */
     fun keepAlive() {
@@ -143,25 +125,21 @@ internal class Connection(
             pinged = now
             ping()
         } else if (now - pinged > 1e9 * PING_TIMEOUT) {
-            abort()
+            abort("no answer to a ping")
         }
     }
 
     /** Close the WebSocket behind what was to be sent. Never waits. */
     fun hangUp() {
-        later {
-            socket.close()
-            dialling.close()
-        }
-        writer.shutdown()
-        timer.schedule(::abort, 1, TimeUnit.SECONDS)
+        socket?.close()
+        timer.schedule({ abort() }, 1, TimeUnit.SECONDS)
     }
 
-    /** Hang up behind what was to be sent, such as the answer to a close; waits a second at most. */
+    /** Hang up behind what was to be sent; waits a second at most. */
     fun finish() {
-        writer.shutdown()
+        val end = System.nanoTime() + 1_000_000_000
         try {
-            writer.awaitTermination(1, TimeUnit.SECONDS)
+            while (unsent > 0 && !aborted && System.nanoTime() < end) Thread.sleep(2)
         } catch (_: InterruptedException) {
             // the link is being closed: an exception would end its thread, and on Android the app
         }
@@ -169,29 +147,41 @@ internal class Connection(
     }
 
     /** End at once, from any thread. */
-    fun abort() {
-        dialling.close()
-        writer.shutdownNow()
+    fun abort(reason: String = "closed") {
+        aborted = true
+        failed(IOException(reason))
+        socket?.abort()
     }
 
-    private fun later(write: () -> Unit) {
-        try {
-            writer.execute {
-                try {
-                    write()
-                } catch (_: IOException) {
-                    dialling.close() // the receiver tells
-                }
-            }
-        } catch (_: RejectedExecutionException) {
-            // the connection has ended
-        }
+    override fun opened() {
+        arrived += Result.success(EMPTY)
     }
 
-    private companion object {
-        fun systemTls() = SSLSocketFactory.getDefault() as SSLSocketFactory
+    override fun received(message: ByteArray) {
+        pinged = 0
+        arrived += Result.success(message)
+    }
+
+    override fun ponged() {
+        pinged = 0
+        pong(this)
+    }
+
+    override fun refused(status: Int, contentType: String, body: String) =
+        failed(HandshakeRefused(status, contentType, body))
+
+    override fun closed(code: Int, reason: String) = failed(
+        IOException(CLOSED[code] ?: reason.ifEmpty { "the verifier closed the connection with code $code" }),
+    )
+
+    override fun failed(error: IOException) {
+        arrived += Result.failure(error)
     }
 }
+
+/** Whether [message] is the reply to a probe. */
+internal fun isProbe(message: ServerMessage): Boolean =
+    message is Error && message.code == ERR_UNKNOWN && message.stream == PROBE_STREAM
 
 /** What a network did, for people. */
 internal fun reasonOf(error: Exception): String {

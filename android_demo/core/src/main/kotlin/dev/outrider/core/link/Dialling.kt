@@ -5,8 +5,6 @@ import java.io.IOException
 import java.net.InetAddress
 import java.net.InetSocketAddress
 import java.net.Socket
-import java.net.SocketTimeoutException
-import java.net.URI
 import java.util.concurrent.CopyOnWriteArrayList
 import java.util.concurrent.LinkedBlockingQueue
 import java.util.concurrent.TimeUnit
@@ -15,11 +13,9 @@ import kotlin.concurrent.thread
 /** Milliseconds that an address has before the next one is dialled beside it, as RFC 8305 recommends. */
 private const val HEAD_START_MILLIS = 250L
 
-/** Where the host of [url] listens. Raises [java.net.UnknownHostException]. */
-internal fun addressesOf(url: URI): List<InetSocketAddress> {
-    val port = if (url.port >= 0) url.port else if (url.scheme == "wss") 443 else 80
-    return alternating(InetAddress.getAllByName(bareHost(url)).toList()).map { InetSocketAddress(it, port) }
-}
+/** Where [host] listens. Raises [java.net.UnknownHostException]. */
+internal fun addressesOf(host: String, port: Int): List<InetSocketAddress> =
+    alternating(InetAddress.getAllByName(host).toList()).map { InetSocketAddress(it, port) }
 
 /** The same, with IPv4 and IPv6 by turns: if one of them is broken, the second address is of the other. */
 internal fun alternating(addresses: List<InetAddress>): List<InetAddress> {
@@ -32,26 +28,24 @@ internal class Dialling : Closeable {
     private val sockets = CopyOnWriteArrayList<Socket>()
 
     @Volatile
-    var closed = false
-        private set
+    private var closed = false
 
     /** Dial [addresses], each a moment behind the one before; once. Raises [IOException]. */
-    fun connect(addresses: List<InetSocketAddress>, remainingMillis: () -> Int): Socket {
+    fun connect(addresses: List<InetSocketAddress>): Socket {
         val ended = LinkedBlockingQueue<Pair<Socket, IOException?>>()
         var failure = IOException("the host has no address")
         var failed = 0
         while (failed < addresses.size) {
-            if (closed) throw IOException("not wanted any more")
             if (sockets.size < addresses.size) {
                 val (address, socket) = addresses[sockets.size] to Socket().also { sockets += it }
+                if (closed) throw IOException("not wanted any more")
                 thread(isDaemon = true, name = "outrider-link-dial") {
-                    ended += socket to errorOf { socket.connect(address, remainingMillis()) }
+                    ended += socket to errorOf { socket.connect(address) }
                 }
             }
             val isLast = sockets.size == addresses.size
-            val wait = if (isLast) remainingMillis().toLong() else HEAD_START_MILLIS
-            val (socket, error) = ended.poll(wait, TimeUnit.MILLISECONDS)
-                ?: if (isLast) throw SocketTimeoutException("timed out") else continue
+            val (socket, error) =
+                if (isLast) ended.take() else ended.poll(HEAD_START_MILLIS, TimeUnit.MILLISECONDS) ?: continue
             if (error == null) {
                 for (other in sockets) if (other !== socket) other.close()
                 socket.tcpNoDelay = true

@@ -20,7 +20,6 @@ import java.util.concurrent.RejectedExecutionException
 import java.util.concurrent.ScheduledExecutorService
 import java.util.concurrent.Semaphore
 import java.util.concurrent.TimeUnit
-import javax.net.ssl.SSLSocketFactory
 import kotlin.concurrent.thread
 import kotlin.random.Random
 
@@ -44,17 +43,17 @@ private const val RENEWALS = 10
 /**
  * Keeps one connection to [server] alive, as long as [stay] wants one, and hands events to [report].
  *
- * token: gives what is sent as `Authorization: Bearer`, as of [Authorization]. tls: whom to trust. clearText: hosts
- * that may be spoken to without TLS; an app for the emulator may add 10.0.2.2. wall: milliseconds on a clock that runs
- * while the device sleeps. Raises [LinkRefused] for an address that is none, or that would carry prompts in clear text
- * to another machine.
+ * token: gives what is sent as `Authorization: Bearer`, as of [Authorization]. clearText: hosts that may be spoken to
+ * without TLS; an app for the emulator may add 10.0.2.2. wall: milliseconds on a clock that runs while the device
+ * sleeps. Raises [LinkRefused] for an address that is none, or that would carry prompts in clear text to another
+ * machine.
  */
 internal class Link(
     server: String,
     hello: Hello,
     private val report: (LinkEvent) -> Unit,
     token: (suspend () -> String)? = null,
-    tls: SSLSocketFactory? = null,
+    private val transport: Transport = SocketTransport(),
     clearText: Set<String> = LOOPBACK,
     private val timer: ScheduledExecutorService =
         Executors.newSingleThreadScheduledExecutor { daemon(it, "outrider-link-timer") },
@@ -79,9 +78,15 @@ internal class Link(
 
     /** Where the verifier is, for people. */
     val url = verifierUrl(server)
-    private val destination = Destination(parseAddress(url), tls)
+    private val address = parseAddress(url)
     private val authorization = Authorization(token)
-    private val runner = thread(start = false, isDaemon = true, name = "outrider-link") { run() }
+    private val runner = thread(start = false, isDaemon = true, name = "outrider-link") {
+        try {
+            run()
+        } catch (_: InterruptedException) {
+            // closed
+        }
+    }
     private val wanted = Semaphore(0) // released where it is to be dialled at once
     private val lock = Any() // of what is below, and of the order of reports
 
@@ -113,7 +118,7 @@ internal class Link(
     private var end = Long.MAX_VALUE // of what [stay] asked for, on the clock of [wall]
 
     init {
-        if (destination.address.scheme == "ws" && bareHost(destination.address) !in clearText) {
+        if (address.scheme == "ws" && bareHost(address) !in clearText) {
             throw LinkRefused("$url would carry the conversation in clear text; use wss://")
         }
     }
@@ -194,7 +199,7 @@ internal class Link(
     fun renew(): Unit = synchronized(lock) {
         val silent = connection ?: return
         val before = unsent
-        unsent = silent.unsent.get()
+        unsent = silent.unsent
         if (unsent in 1 until before) return
         renewals++
         if (renewals > RENEWALS) {
@@ -220,7 +225,7 @@ internal class Link(
         timer.shutdownNow()
     }
 
-    private fun newConnection() = Connection(destination, timer, patience, { traffic.up += it }, ::spoke)
+    private fun newConnection() = Connection(transport, address, timer, patience, { traffic.up += it }, ::spoke)
 
     /** Dial, and learn from how that went how long to wait the next time. */
     private fun opened(dialled: Connection): LinkUp = try {
@@ -228,11 +233,13 @@ internal class Link(
     } catch (error: SocketTimeoutException) {
         patience = nextPatience(patience, null)
         throw error
-    } catch (error: LinkRefused) {
-        authorization.refused()
-        throw error
+    } catch (error: HandshakeRefused) {
+        if (error.isPage || error.status !in setOf(401, 403)) throw error
+        if (error.status == 401) authorization.refused()
+        throw LinkRefused(error.message)
     }
 
+    /** Dial and receive until [closed]. Raises [InterruptedException] then. */
     private fun run() {
         var delay = FIRST_RETRY
         while (!closed) {
@@ -252,10 +259,6 @@ internal class Link(
                 failed(LinkDown(error.message.orEmpty(), refused = true))
             } catch (error: IOException) {
                 failed(LinkDown(reasonOf(error)))
-            } catch (_: InterruptedException) {
-                return
-            } catch (_: RejectedExecutionException) {
-                return // closed meanwhile
             }
             val begun = System.nanoTime()
             var greeted = false
@@ -265,11 +268,8 @@ internal class Link(
             }
             // else who greets and hangs up would be dialled ten times a second
             if (greeted && (spoken || System.nanoTime() - begun > LAST_RETRY * 1e9)) delay = FIRST_RETRY
-            val changed = try {
+            val changed =
                 wanted.tryAcquire((1000 * delay * Random.nextDouble(0.7, 1.3)).toLong(), TimeUnit.MILLISECONDS)
-            } catch (_: InterruptedException) {
-                return
-            }
             delay = if (changed) FIRST_RETRY else minOf(if (refused) REFUSED_RETRY else LAST_RETRY, 2 * delay)
         }
     }
@@ -343,7 +343,7 @@ internal class Link(
                 renewals = 0
                 spoken = true
                 traffic.down += frameBytes(frame.size, masked = false)
-                report(Arrived(message))
+                if (!isProbe(message)) report(Arrived(message))
             }
         }
     }
@@ -373,8 +373,6 @@ internal class Link(
             error
         } catch (error: LinkRefused) {
             error
-        } catch (_: RejectedExecutionException) {
-            return // closed meanwhile
         }
         synchronized(lock) {
             if (beside !== second) return

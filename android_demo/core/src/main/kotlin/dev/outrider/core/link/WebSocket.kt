@@ -15,32 +15,38 @@ import kotlin.io.encoding.Base64
 import kotlin.io.encoding.ExperimentalEncodingApi
 
 private const val TEXT = 1
-private const val BINARY = 2
-private const val CLOSE = 8
-private const val PING = 9
+internal const val BINARY = 2
+internal const val CLOSE = 8
+internal const val PING = 9
 private const val PONG = 10
-
-/** What a connection's end means, in words; others bring their own. */
-private val CLOSED = mapOf(1000 to "the verifier closed the connection", 1012 to "the verifier is restarting")
 
 /** What RFC 6455 adds to a key. */
 private const val GUID = "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 
-/** Of HTTP headers, and of an error's body. */
-private const val LONGEST_HEAD = 16 * 1024
+/** Bytes of a refusal's body that are read, and characters of it that are shown. */
 private const val LONGEST_BODY = 1024
+private const val LONGEST_TEXT = 200
 
 /** Bytes of a frame that are written at once. */
 private const val PIECE = 1 shl 14
 
-/** Characters of it that are shown. */
-private const val LONGEST_TEXT = 200
-
-/** The other side broke RFC 6455, or closed. */
+/** The other side broke RFC 6455. */
 internal class WebSocketError(message: String) : IOException(message)
 
-/** The handshake was answered with HTTP [status] and [text]. [page]: by a web page, so it is not a verifier. */
-internal class HandshakeRefused(val status: Int, val text: String, val page: Boolean) : IOException(text)
+/** The other side closed; [code] is 1005 if it gave none. */
+internal class WebSocketClosed(val code: Int, val reason: String) : IOException(reason)
+
+/** The handshake was answered with another HTTP [status] than 101. */
+internal class HandshakeRefused(val status: Int, val contentType: String, val body: String) : IOException() {
+    /** A web page came, so it is not a verifier's answer. */
+    val isPage = status in 300..399 || "html" in contentType || body.startsWith("<")
+
+    override val message: String
+        get() = when {
+            isPage -> "a web page came in place of the verifier (HTTP $status); sign in to this network?"
+            else -> body.lineSequence().first().take(LONGEST_TEXT).ifEmpty { "HTTP $status" }
+        }
+}
 
 /**
  * A client's end of a WebSocket (RFC 6455) over an open [socket]: binary messages, no extensions.
@@ -67,13 +73,13 @@ internal class WebSocket(private val socket: Socket, private val longest: Int) {
         }
         output.write(head.toByteArray())
         output.flush()
-        val answer = readHead()
+        val answer = readHead(input)
         val status = Regex("""HTTP/1\.1 (\d{3})( .*)?""").matchEntire(answer.first())?.groupValues?.get(1)?.toInt()
             ?: throw WebSocketError("the other side speaks no HTTP")
         val fields = answer.drop(1).associate { line ->
             line.substringBefore(':').trim().lowercase() to line.substringAfter(':').trim()
         }
-        if (status != 101) throw refusal(status, fields)
+        if (status != 101) throw HandshakeRefused(status, fields["content-type"].orEmpty(), readBody(fields))
         val sha1 = MessageDigest.getInstance("SHA-1").digest((key + GUID).toByteArray())
         val fits = fields["upgrade"].equals("websocket", ignoreCase = true) &&
             fields["connection"].orEmpty().split(',').any { it.trim().equals("upgrade", ignoreCase = true) } &&
@@ -85,8 +91,8 @@ internal class WebSocket(private val socket: Socket, private val longest: Int) {
     /**
      * The next message; control frames are answered or reported meanwhile.
      *
-     * answer: sends a pong or the closing frame that the other side's wants. pong: one came. Raises [WebSocketError]
-     * where the other side closes or breaks the rules, or another [IOException].
+     * answer: sends a pong or the closing frame that the other side's wants. pong: one came. Raises [WebSocketClosed],
+     * [WebSocketError] where the other side breaks the rules, or another [IOException].
      */
     fun receive(answer: (opcode: Int, payload: ByteArray) -> Unit, pong: () -> Unit): ByteArray {
         var message: ByteArray? = null
@@ -114,15 +120,8 @@ internal class WebSocket(private val socket: Socket, private val longest: Int) {
         }
     }
 
-    /** Sends a message, masked as a client must. progress: called with bytes as they leave. Raises [IOException]. */
-    fun send(payload: ByteArray, progress: (Int) -> Unit = {}) = write(BINARY, payload, progress)
-
-    fun ping() = write(PING, ByteArray(0))
-
-    fun close() = write(CLOSE, ByteBuffer.allocate(2).putShort(1000).array())
-
-    /** Sends a frame of any type. */
-    fun write(opcode: Int, payload: ByteArray, progress: (Int) -> Unit = {}) {
+    /** Sends a frame, masked as a client must. progress: called with bytes as they leave. Raises [IOException]. */
+    fun write(opcode: Int, payload: ByteArray, progress: (Int) -> Unit) {
         val frame = ByteBuffer.allocate(frameBytes(payload.size, masked = true).toInt())
         frame.put((0x80 or opcode).toByte())
         when {
@@ -157,38 +156,17 @@ internal class WebSocket(private val socket: Socket, private val longest: Int) {
         return WebSocketError("the other side sent $what")
     }
 
-    private fun closed(payload: ByteArray, answer: (Int, ByteArray) -> Unit): WebSocketError {
+    private fun closed(payload: ByteArray, answer: (Int, ByteArray) -> Unit): IOException {
         if (payload.size == 1) return broken(1002, "a broken close", answer)
         answer(CLOSE, payload.copyOf(minOf(2, payload.size)))
-        if (payload.isEmpty()) return WebSocketError("closed without a reason")
+        if (payload.isEmpty()) return WebSocketClosed(1005, "")
         val code = ByteBuffer.wrap(payload).short.toInt() and 0xFFFF
         val text = try {
             Charsets.UTF_8.newDecoder().decode(ByteBuffer.wrap(payload, 2, payload.size - 2)).toString()
         } catch (_: CharacterCodingException) {
             ""
         }
-        return WebSocketError(CLOSED[code] ?: text.ifEmpty { "the verifier closed the connection with code $code" })
-    }
-
-    private fun readHead(): List<String> {
-        val head = StringBuilder()
-        while (!head.endsWith("\r\n\r\n")) {
-            if (head.length > LONGEST_HEAD) throw WebSocketError("the other side's handshake does not end")
-            head.append(read().toChar())
-        }
-        return head.trim().lines()
-    }
-
-    /** What an error page says, as far as its length is stated. */
-    private fun refusal(status: Int, fields: Map<String, String>): HandshakeRefused {
-        val body = readBody(fields)
-        val page = "html" in fields["content-type"].orEmpty() || body.startsWith("<") || "location" in fields
-        val text = if (page) {
-            "a web page came in place of the verifier (HTTP $status); sign in to this network?"
-        } else {
-            body.lineSequence().first().take(LONGEST_TEXT).ifEmpty { "HTTP $status" }
-        }
-        return HandshakeRefused(status, text, page)
+        return WebSocketClosed(code, text)
     }
 
     private fun readBody(fields: Map<String, String>): String {
@@ -196,7 +174,7 @@ internal class WebSocket(private val socket: Socket, private val longest: Int) {
         return String(read(size), Charsets.UTF_8).trim()
     }
 
-    private fun read(): Int = input.read().also { if (it < 0) throw EOFException("the connection ended") }
+    private fun read(): Int = readByte(input)
 
     private fun read(size: Int): ByteArray {
         val bytes = ByteArray(size)
@@ -209,6 +187,9 @@ internal class WebSocket(private val socket: Socket, private val longest: Int) {
         return bytes
     }
 }
+
+internal fun readByte(input: InputStream): Int =
+    input.read().also { if (it < 0) throw EOFException("the connection ended") }
 
 /** Size of one WebSocket frame around [payload] bytes (RFC 6455, section 5.2). */
 internal fun frameBytes(payload: Int, masked: Boolean): Long {

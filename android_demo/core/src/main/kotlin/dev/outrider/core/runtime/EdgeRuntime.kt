@@ -16,7 +16,9 @@ import dev.outrider.core.link.LOOPBACK
 import dev.outrider.core.link.Link
 import dev.outrider.core.link.LinkEvent
 import dev.outrider.core.link.LinkRefused
+import dev.outrider.core.link.SocketTransport
 import dev.outrider.core.link.Traffic
+import dev.outrider.core.link.Transport
 import dev.outrider.core.protocol.Close
 import dev.outrider.core.protocol.Constraint
 import dev.outrider.core.protocol.Hello
@@ -41,6 +43,7 @@ import dev.outrider.core.speed.Pace
 import dev.outrider.core.speed.Tuning
 import dev.outrider.core.targets.Understudy
 import java.io.Closeable
+import java.net.ProxySelector
 import java.security.SecureRandom
 import java.util.concurrent.atomic.AtomicBoolean
 import javax.net.ssl.SSLSocketFactory
@@ -61,10 +64,22 @@ private const val CLOSE_SECONDS = 5L
 /**
  * What an app decides. policy: who writes, and what becomes of text written alone. lookup: draft what followed when
  * this text, or an earlier answer of this runtime, stood at the same tokens. token: gives the one that the address asks
- * for; called before the first dial, and again once it was refused, as it may have expired. tls: whom to trust
- * ([trusting]). clearText: hosts that may be spoken to without TLS. logger: takes what a developer wants to know. idle:
- * seconds without an answer after which the connection is closed; nothing is sent or dialled from
- * then on until the next answer.
+ * for; called before the first dial, and again after HTTP 401, as it may have expired. clearText: hosts that may be
+ * spoken to without TLS. idle: seconds without an answer after which the connection is closed; nothing is sent or
+ * dialled from then on until the next answer.
+ *
+ * tls: whom to trust ([trusting]). pins: the public keys that the verifier's own certificate may have, as `sha256/` and
+ * the base64 of the SHA-256 of its SubjectPublicKeyInfo; empty: any. proxies: names HTTP proxies, which are asked to
+ * CONNECT, with the credentials of [java.net.Authenticator]; by default the system's. transport: carries the link in
+ * place of the library's own sockets, and then decides these three by itself.
+ *
+ * logger: takes what a developer wants to know in the field, and an error where something failed: links, ends of
+ * answers, engines that failed. Called from any thread, in the order of events; must be quick. No message holds text of
+ * a conversation.
+ *
+ *     Options(logger = { message, error -> Log.w("outrider", message, error) })
+ *
+ * Raises [IllegalArgumentException] for a transport beside tls or pins, which it would not heed, and for other pins.
  */
 public data class Options(
     val policy: Policy = Policy(),
@@ -72,10 +87,20 @@ public data class Options(
     val lookup: Boolean = true,
     val token: (suspend () -> String)? = null,
     val tls: SSLSocketFactory? = null,
+    val pins: Set<String> = emptySet(),
+    val proxies: ProxySelector? = ProxySelector.getDefault(),
+    val transport: Transport? = null,
     val clearText: Set<String> = LOOPBACK,
-    val logger: Logger? = null,
+    val logger: ((message: String, error: Throwable?) -> Unit)? = null,
     val idle: Double = 60.0,
-)
+) {
+    init {
+        require(transport == null || tls == null && pins.isEmpty()) { "a transport brings its own TLS and pins" }
+        for (pin in pins) require(PIN.matches(pin)) { "$pin is not a pin: sha256/ and 44 characters of base64" }
+    }
+}
+
+private val PIN = Regex("sha256/[A-Za-z0-9+/]{43}=")
 
 /**
  * What is measured otherwise, for benchmarks and tests. shaping: choose smaller trees than [shape] where they bring
@@ -146,7 +171,8 @@ public class EdgeRuntime internal constructor(
     private val inbox = Channel<InboxEvent>(Channel.UNLIMITED)
     private val link = if (alone) null else Link(
         server!!, Hello(PROTOCOL_VERSION, manifest.targetHash, manifest.drafterHash, "outrider-kotlin"),
-        ::linked, options.token, options.tls, options.clearText,
+        ::linked, options.token,
+        options.transport ?: SocketTransport(options.tls, options.pins, options.proxies), options.clearText,
     )
     private val worker = DrafterThread(
         Drafter(
@@ -218,7 +244,7 @@ public class EdgeRuntime internal constructor(
     }
 
     private fun linked(event: LinkEvent) {
-        logged(event)?.let { options.logger?.log(it, null) }
+        logged(event)?.let { options.logger?.invoke(it, null) }
         inbox.trySend(InboxEvent.Linked(event))
     }
 
@@ -298,10 +324,10 @@ public class EdgeRuntime internal constructor(
         var failure: Exception? = null // raised behind the last event, which it would overtake otherwise
         emitAll(written(stop, begin) { failure = it }.buffer(Channel.UNLIMITED).flowOn(Dispatchers.Default))
         failure?.let {
-            options.logger?.log("an engine failed: ${it.message}", it)
+            options.logger?.invoke("an engine failed: ${it.message}", it)
             throw it
         }
-    }.onEach { event -> logged(event)?.let { options.logger?.log(it, null) } }
+    }.onEach { event -> logged(event)?.let { options.logger?.invoke(it, null) } }
 
     private fun written(stop: List<String>, begin: () -> Session, failed: (Exception) -> Unit): Flow<Event> = flow {
         check(busy.compareAndSet(false, true)) {

@@ -62,6 +62,20 @@ class LinkTest {
     }
 
     @Test
+    fun aTokenThatWasNotJudgedIsKept() {
+        Peer(setOf("first"), "503 Busy", "403 Forbidden", "500 Broken").use { peer ->
+            val tokens = ArrayDeque(listOf("first", "second"))
+            val events = LinkedBlockingQueue<LinkEvent>()
+            val link = Link(peer.address, Hello(1, "t", "d"), events::add, { tokens.removeFirst() })
+            link.stay(Double.POSITIVE_INFINITY)
+            repeat(3) { assertIs<LinkDown>(events.next()) }
+            assertIs<LinkUp>(events.next())
+            assertEquals(List(4) { "Bearer first" }, peer.dials.toList())
+            link.close(Close(1))
+        }
+    }
+
+    @Test
     fun aFailingTokenProviderIsALinkThatIsDown() {
         val events = LinkedBlockingQueue<LinkEvent>()
         val link = Link("127.0.0.1:1", Hello(1, "t", "d"), events::add, { error("signed out") })
