@@ -45,7 +45,7 @@ dependencies {
     implementation(project(":engines"))
     implementation(libs.onnxruntime.android)
     if (providers.gradleProperty("executorch").isPresent) implementation(libs.executorch.android) // -Pexecutorch
-    testImplementation(project(path = ":core", configuration = "tests"))
+    testImplementation(testFixtures(project(":core")))
     testImplementation(platform(libs.junit.bom))
     testImplementation(libs.kotlin.test.junit5)
     testRuntimeOnly(libs.junit.launcher)

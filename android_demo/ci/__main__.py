@@ -65,9 +65,11 @@ def build(arguments: argparse.Namespace) -> None:
             core.run_tests(app.build_tests(tools, engines.Libraries.fetched()), app.OUTPUT / "report")
         case "aar":
             file = aar.build()
-            print(f"{file}: {file.stat().st_size / store.MB:.2f} MB, and {file.with_suffix('.pom').name} beside it")
+            print(f"{file}: {file.stat().st_size / store.MB:.2f} MB, and {aar.TESTING} and their POMs beside it")
             if arguments.maven:
-                print(f"{aar.GROUP}:{aar.NAME}:{core.versions()['appVersion']} in {aar.install(file, arguments.maven)}")
+                place = aar.install(file.parent, arguments.maven)
+                for name in aar.ARTIFACTS:
+                    print(f"{aar.GROUP}:{name}:{core.versions()['appVersion']} in {place}")
         case "apk":
             kind = apk.Kind(tuple(arguments.abi or apk.ABIS[:1]), arguments.executorch, arguments.bundle, key)
             sizes = ", ".join(f"{name} {size:.1f}" for name, size in apk.parts(apk.build(kind)).items())

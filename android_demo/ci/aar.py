@@ -1,4 +1,4 @@
-"""Build the library as one AAR that an app adds to its build, and the POM with its dependencies."""
+"""Build the library as one AAR, the jar for an app's own tests, and for each the POM with its dependencies."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from android_demo.ci.core import PROJECT, versions
 from android_demo.ci.pins import REPOSITORY
 
 OUTPUT = REPOSITORY / "build" / "android"
-GROUP, NAME = "dev.outrider", "outrider"
+GROUP, NAME, TESTING = "dev.outrider", "outrider", "outrider-testing"
+#: artifacts in a Maven repository, and their packaging
+ARTIFACTS = {NAME: "aar", TESTING: "jar"}
 #: package of the library's resources and manifest; an app must use another
 NAMESPACE = "dev.outrider"
 MANIFEST = PROJECT / "engines" / "src" / "main" / "AndroidManifest.xml"
@@ -38,34 +40,44 @@ DEPENDENCIES = (
 
 
 def build(folder: Path = OUTPUT) -> Path:
-    """Build `outrider-VERSION.aar` in `folder`, with its POM beside it; the same bytes every time.
+    """Build `outrider-VERSION.aar` and `outrider-testing-VERSION.jar` in `folder`, each with its POM beside it.
+
+    They are the same bytes every time.
 
     Raises FetchError or BuildError.
     """
     tools = core.Toolchain.fetched()
     classes = [core.build(tools), engines.build(tools, engines.Libraries.fetched())]
     folder.mkdir(parents=True, exist_ok=True)
-    file = folder / f"{NAME}-{versions()['appVersion']}.aar"
+    contents = {NAME: content(classes), TESTING: testing(core.build_fixtures(tools))}
     with tempfile.TemporaryDirectory(dir=folder, prefix=".aar-") as aside:
-        made = Path(aside) / file.name
-        apk_zip.write(made, content(classes))
-        file.with_suffix(".pom").write_bytes(pom())
-        made.replace(file)
-    return file
+        for name, entries in contents.items():
+            made = Path(aside) / name
+            apk_zip.write(made, entries)
+            file(folder, name, "pom").write_bytes(pom(name))
+            made.replace(file(folder, name))
+    return file(folder, NAME)
 
 
-def install(file: Path, repository: Path) -> Path:
-    """Copy a built AAR and its POM to their place in a Maven repository in a folder; return that place."""
-    place = repository.joinpath(*GROUP.split("."), NAME, versions()["appVersion"])
-    place.mkdir(parents=True, exist_ok=True)
-    for source in (file, file.with_suffix(".pom")):
-        part = place / f"{source.name}.part"
-        shutil.copyfile(source, part)
-        for algorithm in ("sha1", "sha256"):
-            digest = hashlib.new(algorithm, source.read_bytes()).hexdigest()
-            (place / f"{source.name}.{algorithm}").write_text(digest, encoding="ascii")
-        part.replace(place / source.name)
-    return place
+def file(folder: Path, name: str, suffix: str = "") -> Path:
+    """Return the path of an artifact, or of its POM, in `folder`."""
+    return folder / f"{name}-{versions()['appVersion']}.{suffix or ARTIFACTS[name]}"
+
+
+def install(folder: Path, repository: Path) -> Path:
+    """Copy the artifacts in `folder` to their places in a Maven repository in a folder; return the group's place."""
+    group = repository.joinpath(*GROUP.split("."))
+    for name in ARTIFACTS:
+        place = group / name / versions()["appVersion"]
+        place.mkdir(parents=True, exist_ok=True)
+        for source in (file(folder, name), file(folder, name, "pom")):
+            part = place / f"{source.name}.part"
+            shutil.copyfile(source, part)
+            for algorithm in ("sha1", "sha256"):
+                digest = hashlib.new(algorithm, source.read_bytes()).hexdigest()
+                (place / f"{source.name}.{algorithm}").write_text(digest, encoding="ascii")
+            part.replace(place / source.name)
+    return group
 
 
 def content(classes: list[Path]) -> Iterator[tuple[str, bytes]]:
@@ -80,6 +92,12 @@ def content(classes: list[Path]) -> Iterator[tuple[str, bytes]]:
     yield "classes.jar", jar.getvalue()
 
 
+def testing(classes: Path) -> Iterator[tuple[str, bytes]]:
+    """Names and contents of the files in the jar for an app's tests."""
+    yield "META-INF/LICENSE", (REPOSITORY / "LICENSE").read_bytes()
+    yield from _class_files([classes])
+
+
 def manifest() -> bytes:
     """Return the library's manifest with the additions of Gradle's plugin: package and oldest supported Android."""
     source = MANIFEST.read_text(encoding="utf-8")
@@ -88,13 +106,14 @@ def manifest() -> bytes:
     return opened.replace("</manifest>", f"{level}</manifest>").encode()
 
 
-def pom() -> bytes:
-    """Return the Maven description: the library's dependencies, and ExecuTorch as an optional engine."""
+def pom(name: str) -> bytes:
+    """Return an artifact's Maven description: of the library with ExecuTorch as an optional engine."""
     version = versions()
+    needs = DEPENDENCIES if name == NAME else ((GROUP, NAME, "appVersion", "compile", "aar", False),)
     root = ElementTree.Element("project", {"xmlns": "http://maven.apache.org/POM/4.0.0"})
     about = {
-        "modelVersion": "4.0.0", "groupId": GROUP, "artifactId": NAME, "version": version["appVersion"],
-        "packaging": "aar", "name": "Outrider",
+        "modelVersion": "4.0.0", "groupId": GROUP, "artifactId": name, "version": version["appVersion"],
+        "packaging": ARTIFACTS[name], "name": "Outrider" if name == NAME else "Outrider's fakes for tests",
         "description": "An on-device LLM runtime that drafts on the device and is verified in the cloud",
     }  # fmt: skip
     for key, value in about.items():
@@ -102,9 +121,9 @@ def pom() -> bytes:
     licence = ElementTree.SubElement(ElementTree.SubElement(root, "licenses"), "license")
     ElementTree.SubElement(licence, "name").text = "Apache-2.0"
     needed = ElementTree.SubElement(root, "dependencies")
-    for group, name, key, scope, kind, optional in DEPENDENCIES:
+    for group, artifact, key, scope, kind, optional in needs:
         row = ElementTree.SubElement(needed, "dependency")
-        fields = {"groupId": group, "artifactId": name, "version": version[key], "type": kind, "scope": scope,
+        fields = {"groupId": group, "artifactId": artifact, "version": version[key], "type": kind, "scope": scope,
                   "optional": "true" if optional else ""}  # fmt: skip
         for field, value in fields.items():
             if value:

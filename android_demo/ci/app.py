@@ -22,7 +22,7 @@ def build_tests(tools: core.Toolchain, libraries: engines.Libraries) -> list[Pat
         SOURCES / "test" / "kotlin",
         OUTPUT / "test",
         [chat, *needed],
-        f"-Xfriend-paths={chat},{core.build(tools)},{core_tests}",
+        f"-Xfriend-paths={chat},{core.build(tools)},{core.build_fixtures(tools)},{core_tests}",
         core.ENGINE_API,
     )
     return [tests, chat, *needed, *libraries.classes]

@@ -136,10 +136,19 @@ def build(tools: Toolchain) -> Path:
     )
 
 
+def build_fixtures(tools: Toolchain) -> Path:
+    """The classes that an app's own tests may use; like tests they read the internals of `core`."""
+    classes = build(tools)
+    flags = (*library_flags("outrider-testing"), f"-Xfriend-paths={classes}")
+    needed = [classes, tools.android, tools.coroutines]
+    return compile_kotlin(tools, SOURCES / "testFixtures" / "kotlin", OUTPUT / "testFixtures", needed, *flags)
+
+
 def build_tests(tools: Toolchain) -> list[Path]:
     """Return the classpath that runs the tests and their helper programs."""
-    needed = [build(tools), tools.coroutines, tools.kotlin_test, tools.kotlin_test_junit, tools.junit]
-    flags = (f"-Xfriend-paths={needed[0]}", ENGINE_API)
+    library = [build(tools), build_fixtures(tools)]
+    needed = [*library, tools.coroutines, tools.kotlin_test, tools.kotlin_test_junit, tools.junit]
+    flags = (f"-Xfriend-paths={','.join(map(str, library))}", ENGINE_API)
     tests = compile_kotlin(tools, SOURCES / "test" / "kotlin", OUTPUT / "test", needed, *flags)
     return [tests, *needed, tools.stdlib]
 

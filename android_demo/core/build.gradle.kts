@@ -3,6 +3,7 @@ import org.jetbrains.kotlin.gradle.dsl.KotlinVersion
 
 plugins {
     alias(libs.plugins.kotlin.jvm)
+    `java-test-fixtures` // src/testFixtures: what an app's own tests use
 }
 
 java {
@@ -35,14 +36,3 @@ tasks.test {
     systemProperty("vectors", rootDir.resolve("../outrider_core/protocol/vectors"))
     systemProperty("bundle", rootDir.resolve("../build/bundle")) // `make` writes it
 }
-
-// The app's tests use this module's, such as an engine that is a hash.
-val tests by configurations.creating {
-    isCanBeConsumed = true
-    isCanBeResolved = false
-}
-val testJar by tasks.registering(Jar::class) {
-    archiveClassifier = "tests"
-    from(sourceSets.test.get().output)
-}
-artifacts.add(tests.name, testJar)

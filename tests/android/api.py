@@ -12,7 +12,7 @@ from pathlib import Path
 from android_demo.ci.core import PROJECT
 
 DUMP = PROJECT / "api.txt"
-SOURCES = [PROJECT / module / "src" / "main" / "kotlin" for module in ("core", "engines")]
+SOURCES = [PROJECT / module / "kotlin" for module in ("core/src/main", "engines/src/main", "core/src/testFixtures")]
 PUBLIC = re.compile(r"^ *(?:@[\w:]+ )*public ")
 #: an entry of an enum
 ENTRY = re.compile(r"^    ([A-Z][A-Z_]+)\b")
@@ -31,6 +31,11 @@ class Declaration:
     text: str
     engine: bool
     documented: bool
+
+    @property
+    def for_tests(self) -> bool:
+        """It is in the artifact for an app's tests."""
+        return "testFixtures" in self.file.parts
 
     @property
     def type(self) -> str | None:

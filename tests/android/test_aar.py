@@ -82,6 +82,18 @@ def run(program: tuple[list[Path], tuple[str, ...]], options: list[str], *argume
     return done.stdout.splitlines()
 
 
+@pytest.mark.parametrize("part", COMPILERS)
+def test_an_apps_own_test_runs_without_network_and_engine(opened: Path, file: Path, part: str) -> None:
+    """It is compiled against the AAR and the jar for tests alone, and asks the fake verifier."""
+    tools = core.Toolchain.fetched(part)
+    jars = [opened / "classes.jar", aar.file(file.parent, aar.TESTING), tools.coroutines]
+    sources = Path(__file__).with_name("consumer_test")
+    classes = core.compile_kotlin(tools, sources, opened.parent / f"test-{part}", [*jars, tools.android], "-no-jdk")
+    command = core.java([classes, *jars, tools.stdlib], "com.example.consumer.AppTestKt")
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.stdout == "Because of Rayleigh scattering.\n", done.stderr[-3000:]
+
+
 def test_an_app_shows_what_is_wrong(program: tuple[list[Path], tuple[str, ...]], tmp_path: Path) -> None:
     (line,) = run(program, [], str(tmp_path), QUESTION)
     assert line == f"{tmp_path}: no manifest.json there; write one with: python -m export bundle"
@@ -151,8 +163,10 @@ def test_a_debug_build_takes_its_classes(tools: core.Toolchain, opened: Path, tm
 
 def test_it_is_the_same_again(file: Path, tmp_path: Path) -> None:
     again = aar.build(tmp_path)
-    assert again.read_bytes() == file.read_bytes()
-    assert again.with_suffix(".pom").read_bytes() == file.with_suffix(".pom").read_bytes()
+    for name in aar.ARTIFACTS:
+        for suffix in ("", "pom"):
+            made = aar.file(again.parent, name, suffix).read_bytes()
+            assert made == aar.file(file.parent, name, suffix).read_bytes()
 
 
 def test_it_has_the_library_and_nothing_of_others(file: Path, opened: Path) -> None:
@@ -188,14 +202,18 @@ def test_its_manifest_is_what_android_reads(opened: Path, tmp_path: Path) -> Non
 
 def test_a_maven_folder_resolves_it(file: Path, tmp_path: Path) -> None:
     """Where a resolver looks, what it checks, and what the POM leads it to."""
-    place = aar.install(file, tmp_path)
-    assert place == tmp_path / "dev" / "outrider" / "outrider" / VERSION["appVersion"]
-    for suffix in ("aar", "pom"):
-        name = f"outrider-{VERSION['appVersion']}.{suffix}"
-        assert (place / name).read_bytes() == file.with_suffix(f".{suffix}").read_bytes()
+    group = aar.install(file.parent, tmp_path)
+    assert group == tmp_path / "dev" / "outrider"
+    for artifact, suffix in [("outrider", "aar"), ("outrider", "pom"), ("outrider-testing", "jar"),
+                             ("outrider-testing", "pom")]:  # fmt: skip
+        place, name = group / artifact / VERSION["appVersion"], f"{artifact}-{VERSION['appVersion']}.{suffix}"
+        assert (place / name).read_bytes() == (file.parent / name).read_bytes()
         for algorithm in ("sha1", "sha256"):
             said = subprocess.run([f"{algorithm}sum", place / name], capture_output=True, text=True, check=True).stdout
             assert (place / f"{name}.{algorithm}").read_text() == said.split()[0]
+    testing = ElementTree.parse(place / f"outrider-testing-{VERSION['appVersion']}.pom").getroot()
+    assert testing.findtext("m:dependencies/m:dependency/m:artifactId", namespaces=POM) == "outrider"
+    place = group / "outrider" / VERSION["appVersion"]
     pom = ElementTree.parse(place / f"outrider-{VERSION['appVersion']}.pom").getroot()
     assert pom.findtext("m:packaging", namespaces=POM) == "aar"
     rows = {

@@ -44,8 +44,8 @@ def shipped(tools: core.Toolchain, app_classpath: list[Path]) -> list[Path]:
 
     That wants more of Kotlin's libraries than the app does, so these stand before it in full.
     """
-    own = dex.to_classes(apk.build(apk.Kind()), OUTPUT / "own.jar")
-    return [tools.stdlib, tools.coroutines, own, app.OUTPUT / "test", core.OUTPUT / "test"]
+    own, fakes = dex.to_classes(apk.build(apk.Kind()), OUTPUT / "own.jar"), core.OUTPUT / "testFixtures"
+    return [tools.stdlib, tools.coroutines, own, app.OUTPUT / "test", core.OUTPUT / "test", fakes]
 
 
 @pytest.fixture(params=["shrunk", "shipped"])

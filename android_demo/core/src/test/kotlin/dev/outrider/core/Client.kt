@@ -33,6 +33,7 @@ import dev.outrider.core.session.UnderstudyUse
 import dev.outrider.core.session.WhoWrites
 import dev.outrider.core.speed.Mode
 import dev.outrider.core.targets.Understudy
+import dev.outrider.testing.FakeEngine
 import java.io.File
 import kotlin.concurrent.thread
 import kotlinx.coroutines.channels.Channel
@@ -59,10 +60,7 @@ fun main() = device(
             }
         }
     },
-) { bundle, _ ->
-    val manifest = bundle.manifest
-    HashEngine(bundle.draftIds, manifest.saKvHeads * manifest.headDim, manifest.rowShape.values / 2)
-}
+) { bundle, _ -> FakeEngine(bundle) }
 
 /**
  * Serves standard input: one JSON line of settings, then one line per answer; each event goes out as a JSON line. A
@@ -125,7 +123,7 @@ private fun serve(runtime: EdgeRuntime, engine: Engine) {
 }
 
 private suspend fun answer(runtime: EdgeRuntime, engine: Engine, of: Any?) {
-    if (engine is HashEngine) engine.script = of.ints("script")
+    if (engine is FakeEngine) engine.script = of.ints("script")
     understudyScript = of.ints("understudy_script")
     val record = of.field<String?>("record")
     val events = if (record != null) {

@@ -1,6 +1,5 @@
 package dev.outrider.app.chat
 
-import dev.outrider.core.HashEngine
 import dev.outrider.core.bundle.Bundle
 import dev.outrider.core.bundle.ChatTemplate
 import dev.outrider.core.bundle.Manifest
@@ -8,6 +7,7 @@ import dev.outrider.core.bundle.Tokenizer
 import dev.outrider.core.drafting.DraftStep
 import dev.outrider.core.drafting.Engine
 import dev.outrider.core.runtime.EdgeRuntime
+import dev.outrider.testing.FakeEngine
 import java.io.File
 import java.util.concurrent.Semaphore
 import kotlin.test.AfterTest
@@ -55,7 +55,7 @@ class ChatSessionTest {
         val draftIds = IntArray(40) { 3 + it }
         val template = ChatTemplate("{% for m in messages %}{{ m.content }}{% endfor %}")
         val bundle = Bundle(File("."), manifest, letters, draftIds, null, template, emptyMap())
-        val hash = HashEngine(draftIds, 2, 2)
+        val hash = FakeEngine(draftIds, 2, 2)
         val engine = object : Engine by hash {
             override fun step(step: DraftStep) = steps.acquire().let { hash.step(step) }
 

@@ -1,6 +1,5 @@
 package dev.outrider.app.chat
 
-import dev.outrider.core.HashEngine
 import dev.outrider.core.bundle.AddedToken
 import dev.outrider.core.bundle.Bundle
 import dev.outrider.core.bundle.ChatTemplate
@@ -10,6 +9,7 @@ import dev.outrider.core.runtime.EdgeRuntime
 import dev.outrider.core.runtime.Options
 import dev.outrider.core.session.Patience
 import dev.outrider.core.session.WhoWrites
+import dev.outrider.testing.FakeEngine
 import java.io.File
 import kotlin.system.exitProcess
 import kotlinx.coroutines.CoroutineScope
@@ -66,8 +66,7 @@ private fun tiny(folder: File, settings: Settings): Opened {
     val read = Bundle.open(folder, verify = true) { Words() }
     val template = ChatTemplate("{% for m in messages %}{{ m.content }}{% if not loop.last %} {% endif %}{% endfor %}")
     val bundle = with(read) { Bundle(folder, manifest, tokenizer, draftIds, nullRow, template, emptyMap()) }
-    val manifest = bundle.manifest
-    val engine = HashEngine(bundle.draftIds, manifest.saKvHeads * manifest.headDim, manifest.rowShape.values / 2)
+    val engine = FakeEngine(bundle)
     val options = settings.options(null).let {
         Options(it.policy, patience = Patience(0.6, 0.3, 1.0, 60.0), clearText = it.clearText)
     }

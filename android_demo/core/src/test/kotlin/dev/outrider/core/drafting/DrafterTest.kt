@@ -1,6 +1,5 @@
 package dev.outrider.core.drafting
 
-import dev.outrider.core.HashEngine
 import dev.outrider.core.Vectors
 import dev.outrider.core.bundle.double
 import dev.outrider.core.bundle.field
@@ -9,6 +8,7 @@ import dev.outrider.core.bundle.ints
 import dev.outrider.core.protocol.RowShape
 import dev.outrider.core.protocol.Sampling
 import dev.outrider.core.protocol.TokenTree
+import dev.outrider.testing.FakeEngine
 import kotlin.math.exp
 import kotlin.random.Random
 import kotlin.test.Test
@@ -82,7 +82,7 @@ class DrafterTest {
 
     @Test
     fun nothingIsDraftedBeyondTheContext() {
-        val drafter = Drafter(HashEngine(intArrayOf(1, 2), 2, 2), intArrayOf(1, 2), RowShape(1, 2), 1, 8)
+        val drafter = Drafter(FakeEngine(intArrayOf(1, 2), 2, 2), intArrayOf(1, 2), RowShape(1, 2), 1, 8)
         assertEquals(TokenTree(), drafter.draft(List(8) { 1 }, Sampling(), TreeShape()).tree)
         assertEquals(1, drafter.draft(List(7) { 1 }, Sampling(), TreeShape(gain = 0.0)).tree.depths.max())
         assertEquals(0, drafter.draftAhead(TreeShape()) { false })
@@ -149,7 +149,7 @@ class DrafterTest {
         val shape = RowShape(setup.int("heads"), setup.int("head_dim"))
         val heads = setup.int("sa_kv_heads")
         return Drafter(
-            HashEngine(ids, heads * shape.headDim, shape.values / 2), ids, shape, heads, setup.int("max_context"),
+            FakeEngine(ids, heads * shape.headDim, shape.values / 2), ids, shape, heads, setup.int("max_context"),
             setup.field<Boolean>("lookup"), setup.field<Any?>("null_row")?.let(::floats),
             setup.double("confidence_temperature"), setup.double("row_cost"),
         )

@@ -1,6 +1,5 @@
 package dev.outrider.core.runtime
 
-import dev.outrider.core.HashEngine
 import dev.outrider.core.HashModel
 import dev.outrider.core.Peer
 import dev.outrider.core.bundle.Bundle
@@ -31,6 +30,7 @@ import dev.outrider.core.session.Writer
 import dev.outrider.core.targets.Decoding
 import dev.outrider.core.targets.Understudy
 import dev.outrider.core.targets.UnderstudyModel
+import dev.outrider.testing.FakeEngine
 import java.io.File
 import java.util.concurrent.CopyOnWriteArrayList
 import java.util.concurrent.CountDownLatch
@@ -62,7 +62,7 @@ class EdgeRuntimeTest {
 
     private fun runtime(
         server: String? = null,
-        engine: Engine = HashEngine(draftIds, 2, 2),
+        engine: Engine = FakeEngine(draftIds, 2, 2),
         understudy: Understudy? = null,
         policy: Policy = Policy(),
         of: Manifest = manifest,
@@ -257,7 +257,7 @@ class EdgeRuntimeTest {
 
     @Test
     fun pausedAnswersGoOnWhenAsked() = runBlocking {
-        val quick = HashEngine(draftIds, 2, 2)
+        val quick = FakeEngine(draftIds, 2, 2)
         val engine = object : Engine by quick {
             override fun step(step: DraftStep) = quick.step(step).also { Thread.sleep(10) }
         }
@@ -278,7 +278,7 @@ class EdgeRuntimeTest {
 
     @Test
     fun aBrokenEngineEndsTheAnswer() = runBlocking {
-        val sound = HashEngine(draftIds, 2, 2)
+        val sound = FakeEngine(draftIds, 2, 2)
         var steps = 0
         val engine = object : Engine by sound {
             override fun step(step: DraftStep): StepResult {
@@ -295,7 +295,7 @@ class EdgeRuntimeTest {
 
     @Test
     fun whatACancelledAnswerAskedForFailsAlone() = runBlocking {
-        val sound = HashEngine(draftIds, 2, 2)
+        val sound = FakeEngine(draftIds, 2, 2)
         val (begun, fail) = CountDownLatch(1) to CountDownLatch(1)
         val engine = object : Engine by sound {
             override fun step(step: DraftStep): StepResult {
@@ -314,7 +314,7 @@ class EdgeRuntimeTest {
 
     @Test
     fun anEngineThatFailsEndsTheAnswerAsFailed() = runBlocking {
-        val engine = object : Engine by HashEngine(draftIds, 2, 2) {
+        val engine = object : Engine by FakeEngine(draftIds, 2, 2) {
             override fun step(step: DraftStep): StepResult = error("out of memory")
         }
         runtime(engine = engine).use { runtime ->
@@ -364,7 +364,7 @@ class EdgeRuntimeTest {
         runtime().use { runtime -> runtime.generate("Why?", Request(4)).toList() }
         assertEquals(listOf("answer ended: length"), log.map { it.substringBefore(",") })
         log.clear()
-        val failing = object : Engine by HashEngine(draftIds, 2, 2) {
+        val failing = object : Engine by FakeEngine(draftIds, 2, 2) {
             override fun step(step: DraftStep): StepResult = throw EngineError("no memory")
         }
         runtime(engine = failing).use { runtime ->
@@ -383,7 +383,7 @@ class EdgeRuntimeTest {
             },
             draftIds, null, ChatTemplate("{% for m in messages %}{{ m.content }}{% endfor %}"), emptyMap(),
         )
-        EdgeRuntime(bundle, HashEngine(draftIds, 2, 2), null).use { runtime ->
+        EdgeRuntime(bundle, FakeEngine(draftIds, 2, 2), null).use { runtime ->
             val answer = runtime.generate("Why?", Request(2))
             assertTrue(threads.isEmpty())
             repeat(2) { assertIs<Finished>(answer.toList().last()) }
@@ -396,7 +396,7 @@ class EdgeRuntimeTest {
     @Test
     fun shutdownEndsTheAnswerAndClosesTheEngine() = runBlocking {
         var closed = false
-        val engine = object : Engine by HashEngine(draftIds, 2, 2) {
+        val engine = object : Engine by FakeEngine(draftIds, 2, 2) {
             override fun close() {
                 closed = Thread.currentThread() !== caller
             }

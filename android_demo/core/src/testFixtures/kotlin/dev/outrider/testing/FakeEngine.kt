@@ -1,5 +1,6 @@
-package dev.outrider.core
+package dev.outrider.testing
 
+import dev.outrider.core.bundle.Bundle
 import dev.outrider.core.drafting.DraftStep
 import dev.outrider.core.drafting.Engine
 import dev.outrider.core.drafting.StepResult
@@ -7,17 +8,23 @@ import dev.outrider.core.protocol.fmix32
 import java.nio.FloatBuffer
 
 /**
- * An engine that every port can write down: logits are a hash of all that a query sees. The rule stands in
- * tests/android/drafter_vectors.py.
+ * An engine without a model, for tests: its logits are a hash of all that a query sees, so a text is always the same.
+ * Every port can write the rule down; it stands in tests/android/drafter_vectors.py.
  *
- * script: a text that it likes to foresee, so that trees hit as a trained drafter's would; not in the vectors.
+ * draftIds: token ids of the logits; width: values of one cached key; rowWidth: of one feature row's keys. script: a
+ * text, prompt included, that it likes to foresee, as a trained drafter would; not in the vectors.
  */
-class HashEngine(
+public class FakeEngine(
     private val draftIds: IntArray,
     private val width: Int,
     private val rowWidth: Int,
-    @Volatile var script: List<Int> = emptyList(),
+    @Volatile internal var script: List<Int> = emptyList(),
 ) : Engine {
+    /** For the drafter that [bundle] describes. */
+    public constructor(bundle: Bundle) : this(
+        bundle.draftIds, with(bundle.manifest) { saKvHeads * headDim }, bundle.manifest.rowShape.values / 2,
+    )
+
     override fun step(step: DraftStep): StepResult {
         val size = step.tokens.size
         check(step.mask.size == size * (step.past + size) && step.keys.remaining() == step.past * width)
@@ -55,5 +62,5 @@ class HashEngine(
         return logits
     }
 
-    override fun close() = Unit
+    override fun close(): Unit = Unit
 }
