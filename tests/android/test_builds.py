@@ -86,13 +86,15 @@ def test_modules_and_their_sources_are_the_same() -> None:
     settings = (PROJECT / "settings.gradle.kts").read_text(encoding="utf-8")
     assert re.findall(r'":(\w+)"', settings) == list(MODULES)
     assert re.search(r'project\(":core"\)', script("engines")) and re.search(r'project\(":engines"\)', script("app"))
+    assert "`java-test-fixtures`" in script("core") and 'testFixtures(project(":core"))' in script("app")
     for module, sources in zip(MODULES, (core.SOURCES, engines.SOURCES, app.SOURCES), strict=True):
         assert sources == PROJECT / module / "src"  # Gradle's own default, which no script changes
         assert "sourceSets" not in re.sub(r'sourceSets\.(test|named\("test"\))', "", script(module))
         found = {path for path in sources.rglob("*") if path.suffix in (".kt", ".java")}
         assert found, module
         for path in found:
-            assert path.relative_to(sources).parts[:2] in (("main", "kotlin"), ("test", "kotlin")), path
+            kinds = ("main", "test", "testFixtures") if module == "core" else ("main", "test")
+            assert path.relative_to(sources).parts[:2] in [(kind, "kotlin") for kind in kinds], path
 
 
 def test_levels_and_names_are_the_same() -> None:
@@ -120,6 +122,22 @@ def test_manifest_says_nothing_that_a_build_adds() -> None:
     library = ElementTree.parse(aar.MANIFEST).getroot()  # Gradle merges it into the app's, the script does not
     assert library.attrib == {} and [row.tag for row in library] == ["uses-permission"]
     assert {row.attrib[f"{ANDROID}name"] for row in library} <= set(permissions)
+
+
+def test_every_string_is_there_in_german() -> None:
+    """With the same places for values."""
+    english, german = (
+        {
+            row.attrib["name"]: row
+            for row in ElementTree.parse(app.SOURCES / "main/res" / name / "strings.xml").getroot()
+        }
+        for name in ("values", "values-de")
+    )
+    wanted = {name for name, row in english.items() if row.get("translatable") != "false"}
+    assert wanted == set(german) and len(wanted) > 40
+    for name in wanted:
+        places = [sorted(re.findall(r"%\d\$s", rows[name].text or "")) for rows in (english, german)]
+        assert places[0] == places[1], name
 
 
 def test_rules_and_packing_are_the_same() -> None:

@@ -2,6 +2,7 @@ package dev.outrider.app
 
 import android.content.Intent
 import android.os.Bundle
+import android.view.KeyEvent
 import android.view.View
 import android.view.inputmethod.EditorInfo
 import android.widget.Button
@@ -13,6 +14,12 @@ import dev.outrider.app.chat.ASSISTANT
 import dev.outrider.app.chat.ChatState
 import dev.outrider.app.chat.Turn
 import dev.outrider.app.chat.USER
+
+/** Lines of the question that are seen at once. */
+private const val LINES = 5
+
+/** Milliseconds until it is looked again whether text is still selected. */
+private const val SELECTED = 500L
 
 /** The conversation. It only shows: the answer lives in [OutriderApp] and goes on behind a turned or closed screen. */
 class ChatActivity : Screen() {
@@ -26,8 +33,9 @@ class ChatActivity : Screen() {
     private val send by lazy { view<Button>(R.id.send) }
     private val words by lazy { Words(this) }
 
-    /** What the views below the legend show. */
-    private var shown = emptyList<Turn>()
+    /** What the views below the legend show, and whether it is done; null: nothing yet. */
+    private val shown = mutableListOf<Pair<Turn, Boolean>?>()
+    private val again = Runnable { show(app.session.state.value) }
 
     override fun onCreate(state: Bundle?) {
         super.onCreate(state)
@@ -38,8 +46,13 @@ class ChatActivity : Screen() {
         }
         view<View>(R.id.clear).setOnClickListener { app.session.clear() }
         send.setOnClickListener { if (app.session.state.value.answering) app.session.stop() else ask() }
-        question.setOnEditorActionListener { _, action, _ ->
-            (action == EditorInfo.IME_ACTION_SEND).also { if (it) ask() }
+        // To Android this is one line, which wraps: in a field of several lines Enter would not send.
+        question.setHorizontallyScrolling(false)
+        question.maxLines = LINES
+        question.setOnEditorActionListener { _, action, key ->
+            val enter = key?.keyCode == KeyEvent.KEYCODE_ENTER // of a keyboard with keys
+            if (action == EditorInfo.IME_ACTION_SEND || enter && key?.action == KeyEvent.ACTION_DOWN) ask()
+            action == EditorInfo.IME_ACTION_SEND || enter
         }
     }
 
@@ -64,24 +77,36 @@ class ChatActivity : Screen() {
         setText(send, getString(if (state.answering) R.string.stop else R.string.send))
         send.contentDescription = getString(if (state.answering) R.string.stop_label else R.string.send)
         send.isEnabled = state.ready || state.answering
-        showTurns(state.turns + listOfNotNull(state.reply?.let { Turn(ASSISTANT, it.pieces()) }))
+        val reply = state.reply?.let { Turn(ASSISTANT, it.pieces()) to false }
+        showTurns(state.turns.map { it to true } + listOfNotNull(reply))
     }
 
-    /** Touches only the views whose turn is another than before. */
-    private fun showTurns(turns: List<Turn>) {
+    /**
+     * Touches only the views whose turn is another than before, and none in which text is selected. A screen reader
+     * gets a description of an answer that is done; before, it reads the text as it stands.
+     */
+    private fun showTurns(turns: List<Pair<Turn, Boolean>>) {
         if (turns == shown) return
         val atEnd = !scroll.canScrollVertically(1)
         val first = list.indexOfChild(legend) + 1
-        for ((index, turn) in turns.withIndex()) {
-            if (shown.getOrNull(index) == turn) continue
+        while (shown.size > turns.size) shown.removeAt(shown.lastIndex)
+        while (shown.size < turns.size) shown += null
+        for ((index, row) in turns.withIndex()) {
+            if (shown[index] == row) continue
             if (first + index == list.childCount) layoutInflater.inflate(R.layout.turn, list)
             val view = list.getChildAt(first + index) as TextView
+            if (view.hasSelection()) {
+                view.removeCallbacks(again)
+                view.postDelayed(again, SELECTED)
+                continue
+            }
+            shown[index] = row
+            val (turn, done) = row
             view.text = words.drawn(turn.pieces)
-            view.contentDescription = words.spoken(turn)
+            view.contentDescription = if (done) words.spoken(turn) else null
             if (turn.role == USER) view.setBackgroundResource(R.drawable.question) else view.background = null
         }
         while (list.childCount > first + turns.size) list.removeViewAt(list.childCount - 1)
-        shown = turns
         if (atEnd) scroll.post { scroll.scrollTo(0, list.height) } // follow the text, unless somebody reads above
     }
 
