@@ -2,6 +2,7 @@
 
     python -m benchmarks.acceptance --prompts questions.jsonl --count 60
     python -m benchmarks.acceptance --prompts questions.jsonl --bundle build/undrafted --target qwen3-32b/
+    python -m benchmarks.acceptance --prompts questions.jsonl --turns 5     tau by turn and by context length
 
 tau is the number of tokens committed per tree round: accepted draft tokens plus the target's own one. In a bundle
 without a drafter the understudy drafts chains of --depth tokens, 16 at most, and tau is that of its chains.
@@ -14,6 +15,7 @@ import asyncio
 import statistics
 import sys
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,16 +26,19 @@ from rich.table import Table
 
 from benchmarks.baseline import plain_decode
 from benchmarks.command import VERIFIER_DTYPE, common_arguments, conclude
-from benchmarks.questions import as_question, read_questions
+from benchmarks.questions import Question, as_question, read_questions
 from edge_runtime.events import AnswerStats, Finished
 from edge_runtime.options import FIXED_TREES, RuntimeOptions
 from edge_runtime.runtime import EdgeRuntime
 from export.bundle.verifier_process import PLAIN_STREAMS, UNPRUNED_TREES, VerifierProcess
-from outrider_core.drafting.bundle import open_bundle
+from outrider_core.drafting.bundle import Bundle, open_bundle
 from outrider_core.drafting.drafter import TreeShape
 from outrider_core.drafting.row_cost import USUAL
 from outrider_core.machine import describe_machine
 from outrider_core.protocol.sampling import Sampling
+
+#: least tokens of a prompt in each class of context lengths
+CONTEXTS = (0, 256, 512, 1024)
 
 
 async def measure(options: argparse.Namespace, console: Console) -> dict[str, Any]:
@@ -45,7 +50,8 @@ async def measure(options: argparse.Namespace, console: Console) -> dict[str, An
     drafter = options.drafter if bundle.manifest.has_drafter else None
     verifier = VerifierProcess(drafter, Path("build/verifier.log"), *flags)
     shape = TreeShape(options.nodes, options.depth, options.breadth)
-    by_category: dict[str, list[AnswerStats]] = defaultdict(list)
+    answers: list[tuple[Question, int, int, AnswerStats]] = []  # with turn and least tokens of the prompt
+    dialogue = Dialogue(bundle, options.turns, longest)
     ratios: list[float] = []
     same = compared = largest = 0
     sampling = Sampling(temperature=options.temperature, seed=options.seed)
@@ -57,30 +63,39 @@ async def measure(options: argparse.Namespace, console: Console) -> dict[str, An
         fixed = replace(FIXED_TREES, row_cost=options.row_cost)
         async with EdgeRuntime(bundle, verifier.address, chosen, fixed) as runtime:
             for question in track(questions, "questions", console=console):
-                if options.earlier != "others":
+                prompt = dialogue.ask(question)
+                if options.earlier != "others" and dialogue.turn == 1:
                     runtime.forget()
                 for _ in range(2 if options.earlier == "same" else 1):
                     async for event in runtime.generate(
-                        question.prompt,
+                        prompt,
                         max_new_tokens=options.max_new_tokens,
                         temperature=options.temperature,
                         seed=options.seed,
                     ):
                         last = event
                 assert isinstance(last, Finished)
-                by_category[question.group].append(last.stats)
+                least = max(least for least in CONTEXTS if least <= len(prompt))
+                answers.append((question, dialogue.turn, least, last.stats))
+                dialogue.answered(last.verified)
                 assert runtime.link is not None
                 largest = max(largest, runtime.link.traffic.last.get("Verify", 0))
                 if options.plain:
-                    (plain,) = await plain_decode(
-                        verifier.address, bundle, [question.prompt], sampling, options.max_new_tokens
-                    )
+                    (plain,) = await plain_decode(verifier.address, bundle, [prompt], sampling, options.max_new_tokens)
                     ratios.append(last.stats.tokens_per_second / plain.tokens_per_second)
                     compared += 1
                     same += last.token_ids == plain.tokens
     finally:
         verifier.stop()
-    everything = [stats for group in by_category.values() for stats in group]
+    drafted = bundle.manifest.has_drafter
+    overall = [stats for *_, stats in answers]
+
+    def grouped(key: Callable[[Question, int, int], Any]) -> dict[str, Any]:
+        groups: dict[Any, list[AnswerStats]] = defaultdict(list)
+        for question, turn, least, stats in answers:
+            groups[key(question, turn, least)].append(stats)
+        return {str(name): summarise(groups[name], drafted) for name in sorted(groups)}
+
     return {
         "machine": describe_machine(),
         "tree": {"nodes": options.nodes, "depth": options.depth, "breadth": options.breadth},
@@ -89,16 +104,48 @@ async def measure(options: argparse.Namespace, console: Console) -> dict[str, An
         "earlier": options.earlier,
         "temperature": options.temperature,
         "dtype": options.dtype,
-        "questions": len(everything),
+        "questions": len(answers),
         "skipped_too_long": too_long,
-        "overall": summarise(everything, bundle.manifest.has_drafter),
-        "by_category": {
-            name: summarise(group, bundle.manifest.has_drafter) for name, group in sorted(by_category.items())
-        },
+        "overall": summarise(overall, drafted),
+        "by_category": grouped(lambda question, turn, least: question.group),
+        "by_turn": grouped(lambda question, turn, least: turn),
+        "by_context": grouped(lambda question, turn, least: least),
         "largest_verify_frame_bytes": largest,
         "speed_over_plain_median": round(statistics.median(ratios), 3) if ratios else None,
         "same_as_plain": f"{same} of {compared}" if compared else None,
     }
+
+
+class Dialogue:
+    """Questions of one group as the user's turns of conversations.
+
+    turns: of one conversation at most; another begins earlier with another group, and where a prompt would have more
+    than `longest` tokens.
+    """
+
+    def __init__(self, bundle: Bundle, turns: int, longest: int) -> None:
+        self._bundle, self._turns, self._longest = bundle, turns, longest
+        self._group, self._said = "", list[dict[str, str]]()
+
+    @property
+    def turn(self) -> int:
+        """Of the question that was asked last, from 1."""
+        return (len(self._said) + 1) // 2
+
+    def ask(self, question: Question) -> list[int]:
+        """Token ids of the conversation with this question."""
+        asked = {"role": "user", "content": question.text}
+        if self._said and self.turn < self._turns and question.group == self._group:
+            prompt = self._bundle.render_chat([*self._said, asked])
+            if len(prompt) <= self._longest:
+                self._said.append(asked)
+                return prompt
+        self._group, self._said = question.group, [asked]
+        return question.prompt
+
+    def answered(self, text: str) -> None:
+        """Take the answer to it."""
+        self._said.append({"role": "assistant", "content": text})
 
 
 def summarise(group: list[AnswerStats], drafter: bool = True) -> dict[str, Any]:
@@ -127,7 +174,9 @@ def show(figures: dict[str, Any], console: Console) -> None:
     table = Table(title=title, title_justify="left")
     for column in ("group", "answers", "tokens", "tau", "draft ms", "verifier ms", "tokens/s"):
         table.add_column(column, justify="left" if column == "group" else "right")
-    for name, row in [*figures["by_category"].items(), ("all", figures["overall"])]:
+    turns = [(f"turn {turn}", row) for turn, row in figures["by_turn"].items()]
+    contexts = [(f"prompts of {least} tokens or more", row) for least, row in figures["by_context"].items()]
+    for name, row in [*figures["by_category"].items(), *turns, *contexts, ("all", figures["overall"])]:
         table.add_row(
             name, str(row["answers"]), str(row["tokens"]), f"{row['tau']:.2f}", f"{row['draft_ms_per_round']:.0f}",
             f"{row['verifier_ms_per_round']:.0f}", f"{row['tokens_per_second']:.1f}",
@@ -174,6 +223,13 @@ def main(argv: list[str] | None = None) -> int:
         default="none",
         help="earlier answers that drafts may look up: none; those to the questions before; the answer to the\n"
         "same question, which is asked twice, and the second time counts",
+    )
+    parser.add_argument(
+        "--turns",
+        type=int,
+        default=1,
+        metavar="N",
+        help="ask up to N questions of a group in one conversation, so that contexts grow (default: 1)",
     )
     parser.add_argument("--plain", action="store_true", help="also decode plainly and compare, side by side")
     options = parser.parse_args(argv)

@@ -14,7 +14,7 @@ from outrider_core.protocol.wire import pack_ids
 
 @dataclass(frozen=True)
 class Question:
-    """group: its category or its file's name. prompt: token ids, chat template included.
+    """group: its category or its file's name. prompt: token ids of `text`, chat template included.
 
     solution: text that ends with the right number, if the file has one.
     """
@@ -22,6 +22,7 @@ class Question:
     group: str
     prompt: list[int]
     solution: str | None = None
+    text: str = ""
 
     @property
     def fingerprint(self) -> str:
@@ -50,7 +51,7 @@ def read_questions(
         for row in rows[::step][: count or None]:
             text = row.get("prompt") or row.get("question") or row["turns"][0]
             solution = row.get("answer") if "question" in row else None
-            questions.append(Question(row.get("category", path.stem.split("_")[0]), encode(text), solution))
+            questions.append(Question(row.get("category", path.stem.split("_")[0]), encode(text), solution, text))
     fitting = [question for question in questions if len(question.prompt) <= longest]
     if not fitting:
         raise ValueError(f"no question fits into the context: {longest} tokens are left for it")

@@ -21,19 +21,17 @@ from lab.baselines.choice import RandomChooser
 from lab.baselines.eagle3 import Eagle3
 from lab.baselines.files import load_baseline, load_variant
 from lab.baselines.networks import Baseline
-from lab.baselines.reused import ReusedLayerEngine, ReusedLayerMoA
 from lab.multi_candidate import EarlyStop, SampledDrafter
 from outrider_core.drafting.bundle import Bundle
 from outrider_core.drafting.drafter import Drafter
-from outrider_core.drafting.engines import Engine, open_engine
+from outrider_core.drafting.engines import open_engine
 from outrider_core.drafting.spare_rows import SpareRow
 from outrider_core.models.drafter_files import load_drafter
 from outrider_core.models.eager import EagerEngine
-from outrider_core.models.moa import ServerHalf, device_half_on, server_half
-from outrider_core.models.moa_config import MoAConfig
+from outrider_core.models.moa import device_half_on, server_half
 from outrider_core.models.packing import pack_linears
 from outrider_core.protocol.constraint import Rules
-from outrider_core.protocol.rows import RowShape, unpack_rows
+from outrider_core.protocol.rows import RowShape, pack_rows, unpack_rows
 from outrider_core.protocol.sampling import Sampling
 
 Floats = NDArray[np.float32]
@@ -103,52 +101,32 @@ class VariantContender(Contender):
     def __init__(self, name: str, folder: Path, tables: Tables) -> None:
         self.name = name
         self._model, self.hash = load_variant(folder, tables)
-        pack_linears(self._model.device_half)
         config, half = self._model.config, self._model.device_half
-        self._kept: KeptLayers | None = None
-        self._engine: Engine = EagerEngine(half)
-        self._shape, self._cache_heads = RowShape(config.ca_kv_heads, config.head_dim), half.cache_heads
-        if isinstance(self._model, ReusedLayerMoA):
-            self._kept = KeptLayers(config.target_layers[-1:])
-            pack_linears(self._model.layer)
-            reused = ReusedLayerEngine(self._model)
-            self._engine, self._shape, self._cache_heads = reused, reused.row_shape, reused.cache_heads
-        self.producer = self._rows = _RowsAndLayer(config, self._model.server, torch.device("cpu"), self._kept)
+        pack_linears(half)
+        self.producer = self._layers = KeptLayers(config.target_layers)
+        self._engine, self._shape = EagerEngine(half), RowShape(config.ca_kv_heads, config.head_dim)
         assert half.null_row is not None
-        spare = self._shape.heads - config.ca_kv_heads
-        self._null_row = np.pad(half.null_row.numpy(), [(0, 0), (0, spare), (0, 0)])
+        self._null_row = half.null_row.numpy()
         self.head = self._model.head
 
     def fresh(self) -> Drafter:
         ids, config = self._model.device_half.draft_ids.numpy().astype(np.int64), self._model.config
         return Drafter(
-            self._engine, ids, self._shape, self._cache_heads, config.max_context, False, self._null_row,
+            self._engine, ids, self._shape, config.sa_kv_heads, config.max_context, False, self._null_row,
             config.confidence_temperature, NO_SPARE_ROWS,
         )  # fmt: skip
 
     def learn(self, drafter: Drafter, start: int, packed: bytes, hidden: Floats) -> None:
-        rows = unpack_rows(packed, self._rows.shape)
-        places = range(start, start + len(rows))
-        if not places:
+        """Rows are rounded as they travel, or to as many bits as the drafter was trained for."""
+        if not len(hidden):
             return
-        if self._kept:
-            heads = self._kept.of(places)[:, 0].unflatten(-1, (-1, 2, self._shape.head_dim))
-            rows = np.concatenate([rows, heads.transpose(1, 2).numpy()], 2)
+        places = range(start, start + len(hidden))
+        with torch.inference_mode():
+            kv = self._layers.of(places)
+            rows = self._model.rows(kv, torch.from_numpy(hidden), torch.tensor(places)).numpy()
+        if not self._model.bits:
+            rows = unpack_rows(pack_rows(rows), self._shape)
         drafter.add_rows(np.array(places, np.int64), rows)
-
-
-class _RowsAndLayer(TorchFeatures):
-    """Feature rows, and the keys and values of the target's last layer."""
-
-    def __init__(self, config: MoAConfig, half: ServerHalf, device: torch.device, kept: KeptLayers | None) -> None:
-        super().__init__(config, half, device)
-        self._kept = kept
-
-    def rows(self, kv: torch.Tensor, positions: Sequence[int]) -> Floats:
-        """See TorchFeatures.rows."""
-        if self._kept:
-            self._kept.rows(kv[:, -1:], positions)
-        return super().rows(kv, positions)
 
 
 class BaselineContender(Contender):

@@ -23,25 +23,26 @@ from lab.kinds import KINDS
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m lab.train",
-        usage="python -m lab.train --drafter {eagle2,eagle3,lm,tli1,...} --output-dir DIR [OPTION ...]",
+        usage="python -m lab.train --drafter {moa-fused,eagle3,lm,...} --output-dir DIR [OPTION ...]",
         description=__doc__,
         epilog=describe_presets(),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "--drafter",
-        choices=[name for name in KINDS if name != "moa"],
+        choices=list(KINDS),
         required=True,
         help="eagle2: EAGLE-2's feature head; eagle3: features of several layers, trained on its own predictions; "
-        "lm: a small LM; tli1: MoA with the target's last layer behind it; moa-second-self, moa-second-cross: MoA with "
-        "another block on the device, alone or behind those of a MoA drafter (--start-from)",
+        "lm: a small LM; moa-fused, moa-fused-input: MoA that reads the newest row beside its token, in its queries or "
+        "its inputs; moa-fused-hidden: the first with the target's last hidden state in its rows; moa-4-bits, "
+        "moa-6-bits: MoA with rounded rows",
     )
     add_train_options(parser)
     arguments = parser.parse_args(argv)
     try:
         options = read_train_options(arguments)
         if getattr(arguments, "own_text", 0):
-            raise OptionsError("--own-text is for MoA: what it is compared with does not learn from its own text")
+            raise OptionsError("--own-text is for `export train`: here nothing learns from its own text")
         options = replace(options, own_text=0, on_policy=1)
     except OptionsError as error:
         parser.error(str(error))

@@ -6,7 +6,6 @@ and kept in a file (`FeatureCache`), so that later epochs, stages and runs need 
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import os
 import shutil
@@ -14,7 +13,6 @@ import zlib
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
 
 import numpy as np
 import torch
@@ -54,12 +52,6 @@ class OnlineFeatures:
 
     def __init__(self, target: Target, config: MoAConfig, sequences: Seq[Sequence]) -> None:
         self.target, self.config, self.sequences = target, config, sequences
-
-    def first(self, count: int) -> Self:
-        """Return the same for the first `count` sequences alone."""
-        some = copy.copy(self)
-        some.sequences = self.sequences[:count]
-        return some
 
     @torch.no_grad()
     def batch(self, indices: list[int]) -> tuple[Tensor, Tensor]:

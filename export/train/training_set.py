@@ -47,7 +47,7 @@ MOA = Kind("moa", MoA)
 
 @dataclass
 class TrainingSet:
-    """A target and its answers. layers, draft_vocab, max_context, final_norm: see MoAConfig.for_target.
+    """A target and its answers. layers, draft_vocab, max_context: see MoAConfig.for_target.
 
     start_from: folders of MoA drafters that students start from, of several from the mean of their weights; their
     shapes replace those. Raises ValueError if there is no answer, and DrafterError if one of the folders cannot be
@@ -59,7 +59,6 @@ class TrainingSet:
     layers: int = 6
     draft_vocab: int = 12288
     max_context: int = 2048
-    final_norm: bool = True
     start_from: Seq[Path] = ()
 
     def __post_init__(self) -> None:
@@ -82,7 +81,6 @@ class TrainingSet:
             layers=self.layers,
             draft_vocab=self.draft_vocab,
             max_context=self.max_context,
-            final_norm=self.final_norm,
         )
 
     def _mean_of(self, folders: Seq[Path]) -> tuple[MoAConfig, dict[str, Tensor], str]:

@@ -13,14 +13,12 @@ from safetensors import deserialize
 from safetensors.torch import load
 from torch import Tensor
 
-from lab.baselines.deeper import SecondCrossMoA, SecondSelfMoA
 from lab.baselines.eagle3 import Eagle3
+from lab.baselines.fused import FusedHiddenMoA, FusedInputMoA, FusedMoA, Rows4MoA, Rows6MoA
 from lab.baselines.networks import KINDS, Baseline, BaselineConfig
-from lab.baselines.reused import ReusedLayerMoA
 from outrider_core.models.drafter_arrays import CONFIG_FILE, WEIGHTS_FILE, hash_drafter
 from outrider_core.models.drafter_files import write_drafter
 from outrider_core.models.layers import adopt_tables
-from outrider_core.models.moa import MoA
 from outrider_core.models.moa_config import DrafterError, MoAConfig
 
 
@@ -30,10 +28,12 @@ def build_baseline(config: BaselineConfig) -> Baseline:
 
 
 #: MoA with one change, by the `type` of its folder
-VARIANTS: dict[str, Callable[[MoAConfig], MoA]] = {
-    "tli1": ReusedLayerMoA,
-    "moa-second-self": SecondSelfMoA,
-    "moa-second-cross": SecondCrossMoA,
+VARIANTS: dict[str, Callable[[MoAConfig], FusedMoA]] = {
+    "moa-fused": FusedMoA,
+    "moa-fused-hidden": FusedHiddenMoA,
+    "moa-fused-input": FusedInputMoA,
+    "moa-4-bits": Rows4MoA,
+    "moa-6-bits": Rows6MoA,
 }
 
 
@@ -56,7 +56,7 @@ def load_baseline(folder: Path, tables: tuple[Tensor, Tensor]) -> tuple[Baseline
     return model.requires_grad_(False).eval(), hash_drafter(config, raw)
 
 
-def load_variant(folder: Path, tables: tuple[Tensor, Tensor]) -> tuple[MoA, str]:
+def load_variant(folder: Path, tables: tuple[Tensor, Tensor]) -> tuple[FusedMoA, str]:
     """Load the same for one of VARIANTS."""
     with _broken_is_one_line(folder):
         values, tensors, raw = _read(folder, VARIANTS)

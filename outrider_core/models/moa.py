@@ -68,12 +68,21 @@ class ServerHalf(nn.Module):
         kv holds, per key head, the key (after rotary embedding) then the value: [K_0|V_0|K_1|V_1|...].
         Keys in the rows are rotated: positions are absolute, so the device need not do it.
         """
+        return self.rows(self.known(kv), positions)
+
+    def known(self, kv: Tensor) -> Tensor:
+        """Return what a row is made of [T, hidden_size]: layer self-attention, the mean over layers, Ekv2E."""
         config, block = self.config, self.layer_self_attention
         x = block.input_layernorm(kv)
         cos, sin = rotary(torch.arange(kv.shape[1], device=kv.device), block.self_attn.head_dim, config.rope_theta)
         q, k = rotate(block.self_attn.query(x), cos, sin), rotate(block.self_attn.key(x), cos, sin)
         pooled = block.finish(kv, block.self_attn.attend(q, k, block.self_attn.value(x), None)).mean(1)
-        u = self.cross_attention.input_layernorm(self.Ekv2E(pooled))
+        known: Tensor = self.Ekv2E(pooled)
+        return known
+
+    def rows(self, known: Tensor, positions: Tensor) -> Tensor:
+        """Project `known` [T, hidden_size] to rows, see `forward`."""
+        config, u = self.config, self.cross_attention.input_layernorm(known)
         shape = (config.ca_kv_heads, config.head_dim)
         key = self.cross_attention.self_attn.k_proj(u).unflatten(-1, shape)
         value = self.cross_attention.self_attn.v_proj(u).unflatten(-1, shape)
@@ -205,15 +214,20 @@ class MoA(nn.Module):
         """The frozen LM head: states -> logits over the draft vocabulary."""
         return self.device_half.head
 
+    def rows(self, kv: Tensor, hidden: Tensor, positions: Tensor) -> Tensor:
+        """Return the rows of tokens at `positions` [T], see ServerHalf.forward; of `hidden` they hold nothing."""
+        rows: Tensor = self.server(kv, positions)
+        return rows
+
     def states(self, tokens: Tensor, kv: Tensor, hidden: Tensor, causal: Tensor, row_mask: Tensor) -> Tensor:
         """States before the LM head [B, S, hidden_size] of whole texts, every position with its own lag (for training).
 
-        tokens [B, S] int64; kv [B, S, layers, kv_width] the target's; hidden is not used; causal additive [1, S, S];
-        row_mask additive [B, S, S + 1]: which feature rows a query sees, column 0 is the null row.
+        tokens [B, S] int64; kv [B, S, layers, kv_width], hidden [B, S, hidden_size] the target's; causal additive
+        [1, S, S]; row_mask additive [B, S, S + 1]: which feature rows a query sees, column 0 is the null row.
         """
         count, size = tokens.shape
         positions = torch.arange(size, device=tokens.device)
-        rows = self.server(kv.flatten(0, 1), positions.repeat(count)).unflatten(0, (count, size))
+        rows = self.rows(kv.flatten(0, 1), hidden.flatten(0, 1), positions.repeat(count)).unflatten(0, (count, size))
         assert self.device_half.null_row is not None, "drafters are trained with a null row"
         rows = torch.cat([self.device_half.null_row.to(rows.dtype).expand(count, 1, -1, -1, -1), rows], 1)
         empty = rows.new_zeros(count, 0, self.device_half.cache_heads, self.config.head_dim)

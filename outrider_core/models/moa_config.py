@@ -97,7 +97,6 @@ class MoAConfig:
         layers: int = 6,
         draft_vocab: int = 12288,
         max_context: int = 2048,
-        final_norm: bool = True,
     ) -> MoAConfig:
         """Return default shapes for a target: its own head layout and MLP width, `layers` evenly spaced layers."""
         depth = config.num_hidden_layers
@@ -128,7 +127,7 @@ class MoAConfig:
             norm_eps=config.rms_norm_eps,
             max_context=min(max_context, longest_text(config)),
             null_row=True,
-            final_norm=final_norm,
+            final_norm=True,
         )
 
     @classmethod

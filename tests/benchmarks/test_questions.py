@@ -15,7 +15,11 @@ def test_questions_of_all_three_files(tmp_path: Path) -> None:
     (tmp_path / "humaneval_dev.jsonl").write_text(json.dumps({"prompt": "def f", "task_id": 1}))
     (tmp_path / "gsm8k_dev.jsonl").write_text(json.dumps({"question": "2 + 2?", "answer": "#### 4"}))
     files = sorted(tmp_path.iterdir())
-    every = [Question("gsm8k", [0] * 6, "#### 4"), Question("humaneval", [0] * 5, None), Question("qa", [0] * 4, None)]
+    every = [
+        Question("gsm8k", [0] * 6, "#### 4", "2 + 2?"),
+        Question("humaneval", [0] * 5, None, "def f"),
+        Question("qa", [0] * 4, None, "who?"),
+    ]
     assert read_questions(files, 0, lambda text: [0] * len(text), 6) == (every, 0)
     assert read_questions(files, 0, lambda text: [0] * len(text), 5) == (every[1:], 1)
     with pytest.raises(ValueError, match="no question fits"):

@@ -26,7 +26,7 @@ from outrider_core.models.layers import tables_of
 from outrider_core.models.moa_config import DrafterError, MoAConfig
 from outrider_core.models.target import Target
 from tests.export.tiny_training import some_sequences
-from tests.tiny import TEMPERATURE, tiny_model, tiny_target
+from tests.tiny import tiny_model, tiny_target
 
 #: torch says once that its fused norm is not used where activations are bfloat16 and weights float32
 pytestmark = pytest.mark.filterwarnings("ignore:Mismatch dtype")
@@ -123,7 +123,7 @@ def test_eagle3_drafts_in_training_as_it_does_behind_a_root(seed: int, target: T
     assert checked[0] and checked[1] and max(checked) >= 2
 
 
-@pytest.mark.parametrize("kind", ["eagle2", "eagle3", "tli1"])
+@pytest.mark.parametrize("kind", ["moa", "eagle2", "eagle3", *VARIANTS])
 def test_the_command_trains_on_given_answers(
     kind: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -146,29 +146,7 @@ def test_the_command_trains_on_given_answers(
 
     with pytest.raises(SystemExit):
         main([*arguments, "--own-text", "3"])
-    assert "--own-text is for MoA" in capsys.readouterr().err
-
-
-def test_variants_go_on_from_a_moa_drafter_and_do_not_share_their_work(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("lab.train.keep_freed_memory", lambda: None)
-    with (tmp_path / "answers.jsonl").open("w") as file:
-        for index, sequence in enumerate(some_sequences(12)):
-            file.write(json.dumps({"index": index, "ids": sequence.ids, "answers": sequence.answers}) + "\n")
-    written = set()
-    for kind in VARIANTS:
-        options = {
-            "drafter": kind, "answers": tmp_path / "answers.jsonl", "target": folder / "target",
-            "work-dir": tmp_path / "work", "output-dir": tmp_path / kind, "start-from": folder / "moa", "epochs": 1,
-            "batch-tokens": 64, "device": "cpu", "max-tokens": 64,
-        }  # fmt: skip
-        assert main([str(part) for name, value in options.items() for part in (f"--{name}", value)]) == 0
-        stored = json.loads((tmp_path / kind / "config.json").read_text())
-        assert stored["notes"]["last_run"]["tokens"] > 0
-        assert stored["confidence_temperature"] == TEMPERATURE  # too little is held out to find another
-        written.add((tmp_path / kind / "drafter.safetensors").read_bytes())
-    assert len(written) == len(VARIANTS)
+    assert "--own-text is for `export train`" in capsys.readouterr().err
 
 
 def test_an_imported_drafter_is_not_trained_further(folder: Path, tmp_path: Path, target: Target) -> None:

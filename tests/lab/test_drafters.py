@@ -18,12 +18,11 @@ from export.bundle.bundle_options import BundleOptions
 from export.train.batches import build_batch
 from export.train.features import OnlineFeatures, Sequence
 from export.train.recipe import TrainSettings
-from export.train.trainer import forward
 from export.train.training_set import TrainingSet
 from lab import offline_curve
-from lab.baselines.deeper import SecondCrossMoA, SecondSelfMoA
 from lab.baselines.eagle3 import Eagle3
 from lab.baselines.files import VARIANTS, load_variant
+from lab.baselines.fused import FusedHalf, FusedHiddenMoA, FusedMoA, Place, rounded
 from lab.baselines.trees import CandidateTree, How
 from lab.contenders import BaselineContender, Contender, EagleDrafter, SampledContender
 from lab.drafters import main, measure
@@ -31,9 +30,9 @@ from lab.lab import Lab
 from lab.multi_candidate import merged
 from outrider_core.drafting.drafter import TreeShape
 from outrider_core.models.layers import tables_of
-from outrider_core.models.moa import MoA
 from outrider_core.models.moa_config import MoAConfig
 from outrider_core.models.target import Target
+from outrider_core.protocol.rows import RowShape, pack_rows, unpack_rows
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.tree import TokenTree
 from outrider_core.targets.source import TargetSource
@@ -127,12 +126,12 @@ def test_variants_draft_as_they_were_trained(
     contender, text = contenders[kind], PROMPTS[2]
     model, _ = load_variant(folder / kind, tables_of(target.model))
     root, written, drafter = len(text) - 1, list[int](), contender.fresh()
-    kv, _ = OnlineFeatures(target, model.config, [Sequence(text, ())]).batch([0])
-    exact = model.server(kv[0, :root], torch.arange(root)).numpy()
+    kv, hidden = OnlineFeatures(target, model.config, [Sequence(text, ())]).batch([0])
+    exact = model.rows(kv[0, :root], hidden[0, :root], torch.arange(root)).numpy()
     monkeypatch.setattr("lab.contenders.unpack_rows", lambda *_: exact)  # not rounded as they travel
     assert contender.producer
     contender.producer.rows(kv[0, :root], range(root))
-    contender.learn(drafter, 0, b"", np.zeros(0, np.float32))
+    contender.learn(drafter, 0, b"", hidden[0, :root].numpy())
     for _ in range(5):
         ids = text + written
         kv, hidden = OnlineFeatures(target, model.config, [Sequence(ids, ())]).batch([0])
@@ -145,19 +144,51 @@ def test_variants_draft_as_they_were_trained(
         written.append(int(model.device_half.draft_ids[whole.argmax()]))
 
 
-def test_a_second_block_changes_nothing_before_it_is_trained(target: Target) -> None:
+@pytest.mark.parametrize("place", ["query", "input"])
+@torch.no_grad()
+def test_a_fused_query_reads_the_newest_row_that_it_sees(place: Place, target: Target) -> None:
+    """With cross-attention switched off a row moves those positions alone of which it is the newest."""
     data = TrainingSet(target, [Sequence(list(range(4, 40)), ((2, 36),))], layers=2, draft_vocab=64)
-    plain = data.student()
-    assert isinstance(plain, MoA)
-    batch = build_batch(data.features("online", Path()), [0], random.Random(0), TrainSettings())
-    for kind in (SecondSelfMoA, SecondCrossMoA):
-        deeper = kind(data.config)
-        deeper.adopt(target.model, plain.device_half.draft_ids)
-        deeper.restore(plain.trained())
-        with torch.no_grad():
-            torch.testing.assert_close(forward(deeper, batch), forward(plain, batch))
-            deeper.device_half.second.mlp.down_proj.weight.fill_(0.1)
-            assert not torch.allclose(forward(deeper, batch), forward(plain, batch))
+    batch = build_batch(data.features("online", Path()), [0], random.Random(3), TrainSettings(long_windows=0.0))
+    plain, half = FusedHalf(data.config, "nowhere"), FusedHalf(data.config, place)
+    half.load_state_dict(plain.state_dict(), strict=False)
+    assert half.fuse is not None
+    for each in (plain, half):
+        each.cross_attention.self_attn.o_proj.weight.zero_()
+    size = batch.tokens.shape[1]
+    rows = torch.randn(2, 1, size + 1, data.config.ca_kv_heads, data.config.head_dim)
+    empty = torch.zeros(1, 0, half.cache_heads, data.config.head_dim)
+    given = (batch.tokens, torch.arange(size)[None], batch.sa_mask, empty, empty)
+    newest = (batch.row_mask[0] == 0).sum(-1) - 1
+    before, own, _ = half.hidden(*given, *rows, batch.row_mask)
+    assert torch.equal(own, plain.hidden(*given, *rows, batch.row_mask)[1]) == (place == "query")
+    for row in range(size):
+        changed = rows.clone()
+        changed[1, 0, row] += 1.0
+        moved = (half.hidden(*given, *changed, batch.row_mask)[0][0] != before[0]).any(-1)
+        of_it = newest == row
+        assert moved[of_it].all() and (place == "input" or not moved[~of_it].any())
+
+
+@torch.no_grad()
+def test_rows_hold_the_last_hidden_state_if_asked_for(target: Target) -> None:
+    data = TrainingSet(target, [Sequence(list(range(4, 40)), ((2, 36),))], layers=2, draft_vocab=64)
+    kv, hidden = data.features("online", Path()).batch([0])
+    for kind in (FusedMoA, FusedHiddenMoA):
+        model = kind(data.config)
+        rows = [model.rows(kv[0], changed, torch.arange(36)) for changed in (hidden[0], hidden[0] + 1)]
+        assert torch.equal(*rows) == (kind is FusedMoA)
+        assert rows[0].shape == (36, 2, data.config.ca_kv_heads, data.config.head_dim)
+
+
+def test_rows_are_rounded_as_they_travel_and_still_learn() -> None:
+    rows = torch.randn(5, 2, 3, 8, requires_grad=True)
+    arrived = unpack_rows(pack_rows(rows.detach().numpy()), RowShape(3, 8))
+    np.testing.assert_allclose(rounded(rows, 4).detach().numpy(), arrived, rtol=2e-3, atol=2e-3)
+    errors = [float((rounded(rows, bits) - rows).abs().mean()) for bits in (4, 6, 8)]
+    assert errors[0] > 3 * errors[1] > 9 * errors[2] > 0
+    (rounded(rows, 4) * 3).sum().backward()
+    assert rows.grad is not None and bool((rows.grad == 3).all())
 
 
 def test_candidates_that_say_the_same_are_verified_once() -> None:
