@@ -31,7 +31,7 @@ from edge_runtime.events import AnswerStats, Finished
 from edge_runtime.options import FIXED_TREES, RuntimeOptions
 from edge_runtime.runtime import EdgeRuntime
 from export.bundle.verifier_process import PLAIN_STREAMS, UNPRUNED_TREES, VerifierProcess
-from outrider_core.drafting.bundle import Bundle, open_bundle
+from outrider_core.drafting.bundle import open_bundle
 from outrider_core.drafting.drafter import TreeShape
 from outrider_core.drafting.row_cost import USUAL
 from outrider_core.machine import describe_machine
@@ -51,7 +51,7 @@ async def measure(options: argparse.Namespace, console: Console) -> dict[str, An
     verifier = VerifierProcess(drafter, Path("build/verifier.log"), *flags)
     shape = TreeShape(options.nodes, options.depth, options.breadth)
     answers: list[tuple[Question, int, int, AnswerStats]] = []  # with turn and least tokens of the prompt
-    dialogue = Dialogue(bundle, options.turns, longest)
+    dialogue = Dialogue(bundle.render_chat, options.turns, longest)
     ratios: list[float] = []
     same = compared = largest = 0
     sampling = Sampling(temperature=options.temperature, seed=options.seed)
@@ -119,13 +119,13 @@ async def measure(options: argparse.Namespace, console: Console) -> dict[str, An
 class Dialogue:
     """Questions of one group as the user's turns of conversations.
 
-    turns: of one conversation at most; another begins earlier with another group, and where a prompt would have more
-    than `longest` tokens.
+    render: a conversation as token ids. turns: of one conversation at most; another begins earlier with another group,
+    and where a prompt would have more than `longest` tokens.
     """
 
-    def __init__(self, bundle: Bundle, turns: int, longest: int) -> None:
-        self._bundle, self._turns, self._longest = bundle, turns, longest
-        self._group, self._said = "", list[dict[str, str]]()
+    def __init__(self, render: Callable[[list[dict[str, Any]]], list[int]], turns: int, longest: int) -> None:
+        self._render, self._turns, self._longest = render, turns, longest
+        self._group, self._said = "", list[dict[str, Any]]()
 
     @property
     def turn(self) -> int:
@@ -136,7 +136,7 @@ class Dialogue:
         """Token ids of the conversation with this question."""
         asked = {"role": "user", "content": question.text}
         if self._said and self.turn < self._turns and question.group == self._group:
-            prompt = self._bundle.render_chat([*self._said, asked])
+            prompt = self._render([*self._said, asked])
             if len(prompt) <= self._longest:
                 self._said.append(asked)
                 return prompt

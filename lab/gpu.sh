@@ -12,7 +12,7 @@ shift
 python=${PYTHON:-python3}
 mkdir -p "$out/work"
 for name in moa-fused moa eagle3; do
-  timeout -s INT "${MINUTES:-11}m" "$python" -m lab.train --drafter "$name" --epochs 2 --work-dir "$out/work" \
+  timeout "${MINUTES:-11}m" "$python" -m lab.train --drafter "$name" --epochs 2 --work-dir "$out/work" \
     --answers "${CORPUS:-corpora/smollm2-135m-instruct.corpus}" --output-dir "$out/$name" "$@" >"$out/$name.log" 2>&1 &
 done
 wait
