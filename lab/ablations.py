@@ -50,9 +50,9 @@ from outrider_core.targets.source import TargetSource
 #: name -> (drafter, changed TrainSettings)
 RECIPES: dict[str, tuple[str, dict[str, Any]]] = {
     "MoA": ("moa", {}),
-    "fused queries": ("moa-fused", {}),
-    "fused queries, last hidden state in rows": ("moa-fused-hidden", {}),
-    "fused inputs": ("moa-fused-input", {}),
+    "fused MoA": ("moa-fused", {}),
+    "fused MoA, last hidden state in rows": ("moa-fused-hidden", {}),
+    "fused behind the self-attention": ("moa-fused-query", {}),
     "EAGLE-3": ("eagle3", {}),
     "rows at 4 bits": ("moa-4-bits", {}),
     "rows at 6 bits": ("moa-6-bits", {}),

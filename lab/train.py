@@ -33,8 +33,8 @@ def main(argv: list[str] | None = None) -> int:
         choices=list(KINDS),
         required=True,
         help="eagle2: EAGLE-2's feature head; eagle3: features of several layers, trained on its own predictions; "
-        "lm: a small LM; moa-fused, moa-fused-input: MoA that reads the newest row beside its token, in its queries or "
-        "its inputs; moa-fused-hidden: the first with the target's last hidden state in its rows; moa-4-bits, "
+        "lm: a small LM; moa-fused: MoA that reads the newest row beside its token; moa-fused-hidden: with the target's "
+        "last hidden state in the rows; moa-fused-query: the row is read behind the self-attention; moa-4-bits, "
         "moa-6-bits: MoA with rounded rows",
     )
     add_train_options(parser)

@@ -14,7 +14,7 @@ from safetensors.torch import load
 from torch import Tensor
 
 from lab.baselines.eagle3 import Eagle3
-from lab.baselines.fused import FusedHiddenMoA, FusedInputMoA, FusedMoA, Rows4MoA, Rows6MoA
+from lab.baselines.fused import FusedHiddenMoA, FusedMoA, FusedQueryMoA, Rows4MoA, Rows6MoA
 from lab.baselines.networks import KINDS, Baseline, BaselineConfig
 from outrider_core.models.drafter_arrays import CONFIG_FILE, WEIGHTS_FILE, hash_drafter
 from outrider_core.models.drafter_files import write_drafter
@@ -31,7 +31,7 @@ def build_baseline(config: BaselineConfig) -> Baseline:
 VARIANTS: dict[str, Callable[[MoAConfig], FusedMoA]] = {
     "moa-fused": FusedMoA,
     "moa-fused-hidden": FusedHiddenMoA,
-    "moa-fused-input": FusedInputMoA,
+    "moa-fused-query": FusedQueryMoA,
     "moa-4-bits": Rows4MoA,
     "moa-6-bits": Rows6MoA,
 }

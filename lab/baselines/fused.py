@@ -1,8 +1,8 @@
 """MoA with one thing changed: what its queries read beside their token, what its rows hold, and at how many bits.
 
-A fused query also reads the values of the newest feature row that it sees, through a linear layer behind the
-self-attention, so that what a device caches of its tokens depends on no row. EAGLE-3 reads the target's state of the
-token before in that place. Rows keep their length, and nothing is recursive.
+Fused, a token also takes in the values of the newest feature row that it sees, through a linear layer: before the
+self-attention, as EAGLE-3 takes in the target's state of the token before, or behind it, so that what a device caches of
+its tokens depends on no row. Rows keep their length, and nothing is recursive.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from outrider_core.models.layers import rotary
 from outrider_core.models.moa import DeviceHalf, MoA, read_rows, see_own
 from outrider_core.models.moa_config import MoAConfig
 
-Place = Literal["query", "input", "nowhere"]
+Place = Literal["input", "query", "nowhere"]
 
 
 class FusedHalf(DeviceHalf):
-    """The device half that adds the newest visible row to its tokens' states: before or behind the self-attention."""
+    """The device half that adds the newest visible row to its tokens, before the self-attention or behind it."""
 
     def __init__(self, config: MoAConfig, place: Place) -> None:
         super().__init__(config)
         self.place = place
-        self.fuse = None
+        self.fuse: nn.Linear | None = None
         if place != "nowhere":
             self.fuse = nn.Linear(config.ca_kv_heads * config.head_dim, config.hidden_size, bias=False)
 
@@ -41,18 +41,17 @@ class FusedHalf(DeviceHalf):
         row_values: Tensor,
         row_mask: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """See DeviceHalf.hidden. Rows that a query sees stand before those that it does not."""
+        """See DeviceHalf.hidden. Rows that a query sees stand before those that it does not.
+
+        Without `row_mask` the rows are those of the first tokens, and a token reads none of its own or of later ones.
+        """
         if self.fuse is None:
-            return super().hidden(
-                tokens, positions, sa_mask, sa_keys, sa_values, row_keys, row_values, row_mask
-            )  # fmt: skip
+            return super().hidden(tokens, positions, sa_mask, sa_keys, sa_values, row_keys, row_values, row_mask)
         values = row_values.flatten(2)
-        if row_mask is None:
-            newest = values[:, -1:]
-        else:
-            newest = torch.take_along_dim(values, (row_mask == 0).sum(-1, keepdim=True) - 1, 1)
+        last = positions.clamp(max=values.shape[1] - 1) if row_mask is None else (row_mask == 0).sum(-1) - 1
+        newest = self.fuse(torch.take_along_dim(values, last[..., None], 1))
         angles = rotary(positions, self.config.head_dim, self.config.rope_theta)
-        x, newest = self.embedding(tokens), self.fuse(newest)
+        x = self.embedding(tokens)
         if self.place == "input":
             x = x + newest
         x, key, value = see_own(self.self_attention, x, angles, sa_keys, sa_values, sa_mask)
@@ -63,13 +62,13 @@ class FusedHalf(DeviceHalf):
 
 
 class FusedMoA(MoA):
-    """MoA whose queries read the newest row. Subclasses say otherwise, each its own change.
+    """MoA whose tokens take in the newest row. Subclasses change one thing each.
 
     place: where the newest row is read. with_hidden: rows are also made of the target's last hidden state. bits: that a
     row's values are rounded to, in training too; 0: they are not.
     """
 
-    place: Place = "query"
+    place: Place = "input"
     with_hidden = False
     bits = 0
 
@@ -99,22 +98,24 @@ class FusedHiddenMoA(FusedMoA):
     with_hidden = True
 
 
-class FusedInputMoA(FusedMoA):
-    """Fused before the self-attention, so that a token's cached keys and values depend on the rows of their time."""
+class FusedQueryMoA(FusedMoA):
+    """Fused behind the self-attention."""
 
-    place = "input"
+    place = "query"
 
 
 class Rows4MoA(FusedMoA):
     """MoA with rows of 4 bits, as they travel."""
 
-    place, bits = "nowhere", 4
+    place = "nowhere"
+    bits = 4
 
 
 class Rows6MoA(FusedMoA):
     """MoA with rows of 6 bits."""
 
-    place, bits = "nowhere", 6
+    place = "nowhere"
+    bits = 6
 
 
 def rounded(rows: Tensor, bits: int) -> Tensor:

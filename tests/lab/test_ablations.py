@@ -11,7 +11,7 @@ import pytest
 from export.train.features import Sequence
 from lab.ablations import RECIPES, as_markdown, drawn_from, main
 
-NAMES = ["MoA", "fused queries", "EAGLE-3"]
+NAMES = ["MoA", "fused MoA", "EAGLE-3"]
 
 
 @pytest.fixture

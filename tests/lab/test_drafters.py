@@ -137,7 +137,8 @@ def test_variants_draft_as_they_were_trained(
         kv, hidden = OnlineFeatures(target, model.config, [Sequence(ids, ())]).batch([0])
         causal = torch.full((1, len(ids), len(ids)), -1e9).triu(1)
         rows = torch.full((1, len(ids), len(ids) + 1), -1e9)
-        rows[..., : root + 1] = 0.0
+        for at in range(len(ids)):
+            rows[:, at, : min(at, root) + 1] = 0.0
         whole = model.head(model.states(torch.tensor([ids]), kv, hidden, causal, rows)[0, -1])
         got = drafter._advance(ids)[0]
         np.testing.assert_allclose(got, whole.numpy(), rtol=1e-3, atol=1e-3)
