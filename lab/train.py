@@ -1,4 +1,4 @@
-"""Train baselines for MoA, on the same text with the same losses and as many parameters.
+"""Train MoA or a baseline for it, on the same text with the same losses and as many parameters.
 
     python -m lab.train --drafter eagle2 --prompts prompts.jsonl --output-dir build/eagle2
     python -m lab.train --drafter lm --answers build/train/answers-0123456789ab.jsonl --output-dir build/lm
@@ -33,9 +33,9 @@ def main(argv: list[str] | None = None) -> int:
         choices=list(KINDS),
         required=True,
         help="eagle2: EAGLE-2's feature head; eagle3: features of several layers, trained on its own predictions; "
-        "lm: a small LM; moa-fused: MoA that reads the newest row beside its token; moa-fused-hidden: with the target's "
-        "last hidden state in the rows; moa-fused-query: the row is read behind the self-attention; moa-4-bits, "
-        "moa-6-bits: MoA with rounded rows",
+        "lm: a small LM; moa-fused: MoA that reads the newest row beside its token; moa-fused-hidden: with the last "
+        "hidden state of the target in the rows; moa-fused-query: the row is read behind the self-attention; "
+        "moa-4-bits, moa-6-bits: MoA with rounded rows",
     )
     add_train_options(parser)
     arguments = parser.parse_args(argv)

@@ -1,8 +1,8 @@
 """MoA with one thing changed: what its queries read beside their token, what its rows hold, and at how many bits.
 
-Fused, a token also takes in the values of the newest feature row that it sees, through a linear layer: before the
-self-attention, as EAGLE-3 takes in the target's state of the token before, or behind it, so that what a device caches of
-its tokens depends on no row. Rows keep their length, and nothing is recursive.
+Fused, a token also takes in the values of the newest feature row that it sees, through a linear layer. That is before
+the self-attention, where EAGLE-3 takes in the target's state of the token before, or behind it, so that what a device
+caches of its tokens depends on no row. Rows keep their length, and nothing is recursive.
 """
 
 from __future__ import annotations
