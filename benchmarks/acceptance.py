@@ -129,11 +129,11 @@ class Dialogue:
 
     @property
     def turn(self) -> int:
-        """Of the question that was asked last, from 1."""
+        """The number of the last question in its conversation, from 1."""
         return (len(self._said) + 1) // 2
 
     def ask(self, question: Question) -> list[int]:
-        """Token ids of the conversation with this question."""
+        """Return the token ids of the conversation with this question at its end."""
         asked = {"role": "user", "content": question.text}
         if self._said and self.turn < self._turns and question.group == self._group:
             prompt = self._render([*self._said, asked])
@@ -144,7 +144,7 @@ class Dialogue:
         return question.prompt
 
     def answered(self, text: str) -> None:
-        """Take the answer to it."""
+        """Add the answer to the last question."""
         self._said.append({"role": "assistant", "content": text})
 
 

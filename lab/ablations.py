@@ -1,4 +1,4 @@
-"""What each choice of MoA's recipe is worth at a small budget: one change at a time, the same batches, several seeds.
+"""Compare recipes of MoA at a small budget: one change at a time, the same batches, several seeds.
 
     python -m lab.ablations --answers corpora/smollm2-135m-instruct.corpus
     python -m lab.ablations --answers FILE --recipes MoA EAGLE-3 --seeds 0 --prompts specbench.jsonl
@@ -66,7 +66,7 @@ Figures = dict[str, Any]
 
 
 def drawn_from(sequences: list[Sequence], count: int) -> list[Sequence]:
-    """`count` conversations at random, always the same; fewer are the first of more."""
+    """Return `count` conversations, drawn at random but always the same; a smaller count is the start of a larger."""
     order = list(sequences)
     random.Random(0).shuffle(order)
     return order[:count]
@@ -110,7 +110,7 @@ class RecipeRuns:
 
 
 def learnt(folder: Path) -> Figures:
-    """Held-out agreement of a drafter that `RecipeRuns` wrote, first choice and first four: the mean, and by lag."""
+    """Return the held-out agreement in notes of `RecipeRuns`, first choice and first four: the mean, and by lag."""
     notes = json.loads((folder / "config.json").read_text())["notes"]
     by_lag = notes["held_out_agreement_by_lag"]
     means = {top: round(statistics.fmean(shares), 4) for top, shares in by_lag.items()}
@@ -137,7 +137,7 @@ class Judge:
         ]
 
     def tau(self, folder: Path) -> Figures:
-        """tau and tau_unfed of a drafter: the mean over groups of questions."""
+        """Return tau with features (`tau`) and without (`tau_unfed`): the mean over groups of questions."""
         drafter = open_contender("fed", folder, self._tables)
         figures = {}
         for name, contender in (("tau", drafter), ("tau_unfed", Unfed("unfed", drafter))):
@@ -154,7 +154,7 @@ COLUMNS = {"first choice": ("top1", 3), "first four": ("top4", 3), "tau": ("tau"
 
 
 def as_markdown(figures: Figures) -> str:
-    """A row for each recipe: means over its seeds, the standard deviation behind them; then first choices by lag."""
+    """Return a row for each recipe: means over its seeds ± standard deviation, then first choices by lag."""
     lags = [f"lag {lag}" for lag in range(1, 7)]
     head = ["recipe", "seeds", *COLUMNS, *lags]
     lines = ["| " + " | ".join(head) + " |", "|---" + "|--:" * (len(head) - 1) + "|"]
@@ -168,7 +168,7 @@ def as_markdown(figures: Figures) -> str:
 
 
 def _spread(values: list[float], digits: int) -> str:
-    """ "mean ± standard deviation"; what was not measured is left empty."""
+    """Return "mean ± standard deviation", or "" for no values."""
     if len(values) < 2:
         return format(values[0], f".{digits}f") if values else ""
     return f"{statistics.fmean(values):.{digits}f} ± {statistics.stdev(values):.{digits}f}"

@@ -1,9 +1,9 @@
-"""Prompts of the kinds that real use has, composed of a target's own answers and of questions that were asked already.
+"""Compose training prompts of the kinds that real use has, from a target's own answers and from questions.
 
     python -m export.train.tasks --texts corpora/smollm2-135m-instruct.corpus --count 4000 --output build/tasks.jsonl
     python -m export train --prompts build/tasks.jsonl --max-prompt-tokens 1400 --max-tokens 1600 --output-dir DRAFTER
 
-A drafter foresees answers to prompts of a kind that it has met better than others. The kinds: rewriting, edits of code,
+A drafter predicts answers better to kinds of prompts that it was trained on. The kinds: rewriting, edits of code,
 extraction, lists, JSON, other languages, and questions behind long contexts. Each line holds `kind` and `prompt`; the
 counts that are printed belong in the manifest of a corpus (`export.train.corpus pack --note kinds=...`). Nothing else
 is read, so no evaluation prompt gets in unless `--texts` or `--prompts` hold it.
@@ -114,7 +114,7 @@ class TaskTexts:
 
 
 def compose(texts: TaskTexts, count: int, seed: int) -> Iterator[dict[str, str]]:
-    """`count` tasks `{"kind", "prompt"}`, as many of each kind, the same for the same arguments."""
+    """Yield `count` tasks `{"kind", "prompt"}`, equally many of each kind, the same for the same arguments."""
     rng = random.Random(seed)
     for number in range(count):
         kind = list(KINDS)[number % len(KINDS)]

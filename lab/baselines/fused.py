@@ -1,4 +1,4 @@
-"""MoA with one thing changed: what its queries read beside their token, what its rows hold, and at how many bits.
+"""Variants of MoA with one change: another input of its tokens, of its rows, or rows of fewer bits.
 
 Fused, a token also takes in the values of the newest feature row that it sees, through a linear layer. That is before
 the self-attention, where EAGLE-3 takes in the target's state of the token before, or behind it, so that what a device
@@ -119,7 +119,7 @@ class Rows6MoA(FusedMoA):
 
 
 def rounded(rows: Tensor, bits: int) -> Tensor:
-    """Return rows [..., head_dim] as they arrive at `bits` bits a value; their gradient passes as it is."""
+    """Round rows [..., head_dim] to `bits` bits a value, as on the wire; gradients pass unchanged."""
     most = 2 ** (bits - 1) - 1
     scale = (rows.detach().abs().amax(-1, keepdim=True) / most).clamp(min=1e-8)
     return rows + ((rows / scale).round() * scale - rows).detach()
