@@ -136,8 +136,8 @@ def main(argv: list[str] | None = None) -> int:
     options = parser.parse_args(argv)
     with quiet():
         from export.train.training_set import read_sequences
-        from outrider_core.models.target import TargetError, open_target
-        from outrider_core.targets.source import DEFAULT_TARGET, TargetSource
+        from outrider_core.models.target import open_target
+        from outrider_core.targets.source import DEFAULT_TARGET, TargetError, TargetSource
     try:
         tokenizer = open_target(TargetSource.resolve(options.target or DEFAULT_TARGET)).tokenizer
         rng, sequences = random.Random(options.seed), read_sequences(options.texts)
