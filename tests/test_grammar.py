@@ -527,7 +527,7 @@ def test_functions_share_what_trying_them_may_take() -> None:
     functions = [ToolFunction(f"f{at}", endless_patterns(8, 8 * at)) for at in range(6)]
     for each in functions:
         GRAMMARS.compile_tools(ToolRules((each,)).as_text())
-    with pytest.raises(GrammarError, match=r"function f\d cannot be obeyed: too costly"):
+    with pytest.raises(GrammarError, match=r"function f\d cannot be obeyed: .* too costly"):
         GRAMMARS.compile_tools(ToolRules(tuple(functions)).as_text())
 
 

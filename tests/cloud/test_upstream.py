@@ -221,7 +221,7 @@ def test_what_is_not_exact_is_refused(folder: Path) -> None:
             assert refused.code == ERR_BOUNDS and "the 64 likeliest tokens" in refused.text
         held = Constraint(3, 0.5, 0.0, *pack_bias({9: 1.0}))
         client.send(Open(0, os.urandom(16), 0, pack_ids(PROMPT), 0, Sampling(), held))
-        assert "obeys no biases" in client.receive(Error).text
+        assert "does not support biases" in client.receive(Error).text
         url = f"http://{address}/v1/chat/completions"
         asked = {"model": "x", "messages": [{"role": "user", "content": "w5 w6"}], "max_tokens": 4}
         asked["model"] = httpx.get(f"http://{address}/v1/models").json()["data"][0]["id"]

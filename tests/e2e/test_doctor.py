@@ -125,7 +125,7 @@ def test_a_listener_that_says_nothing(folders: Folders, monkeypatch: pytest.Monk
     with socket.create_server(("127.0.0.1", 0)) as listener:
         found = findings(folders[2], f"127.0.0.1:{listener.getsockname()[1]}")
     assert found["clock"].level == "warning" and found["verifier"].level == "bad"
-    assert "says nothing" in found["verifier"].text
+    assert "sends nothing" in found["verifier"].text
 
 
 def test_tls_where_plain_text_is_asked(folders: Folders) -> None:

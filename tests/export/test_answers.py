@@ -289,7 +289,7 @@ def test_the_default_targets_template_is_cut_where_it_renders() -> None:
 def test_a_template_that_hides_the_user_is_refused() -> None:
     tokenizer = tiny_tokenizer()
     tokenizer.chat_template = "always the same"
-    with pytest.raises(ValueError, match="does not show"):
+    with pytest.raises(ValueError, match="does not contain the turns"):
         ChatFormat(tokenizer)
 
 

@@ -136,13 +136,13 @@ def test_drafting_is_left_out_where_no_context_has_room(tmp_path: Path, probes: 
     figures = bench_bundle(tiny_bundle(tmp_path / "short", max_context=16), threads=[1], contexts=[8])
     assert [run["draft"] for run in figures["engines"]["onnx"]["runs"]] == [None]
     assert len(probes.calls) == 1
-    assert "drafting behind" not in bench_markdown(figures)
+    assert "drafting after" not in bench_markdown(figures)
 
 
 def test_drafting_is_at_1k_where_the_bundle_allows(tmp_path: Path, probes: Probes) -> None:
     figures = bench_bundle(tiny_bundle(tmp_path / "long", max_context=4096), threads=[1])
     assert figures["engines"]["onnx"]["runs"][0]["draft"]["context"] == 1024
-    assert "drafting behind 1024 tokens: peak memory | 70.0 MB" in bench_markdown(figures)
+    assert "drafting after 1024 tokens: peak memory | 70.0 MB" in bench_markdown(figures)
 
 
 def test_engine_without_runtime_is_skipped_with_what_to_install(
@@ -292,7 +292,7 @@ def test_markdown_has_a_table_per_thread_count(figures: dict[str, Any]) -> None:
     rows = [line for line in text.splitlines() if CELL.search(line)]
     assert [row.split(" | ")[0] for row in rows] == ["| 1", "| 4"] * 2
     assert all(len(CELL.findall(row)) == 2 for row in rows)
-    for fact in ("load time", "memory when loaded", "drafting behind 226 tokens: peak memory", "read bandwidth"):
+    for fact in ("load time", "memory when loaded", "drafting after 226 tokens: peak memory", "read bandwidth"):
         assert text.count(f"| {fact}") == 2
     assert figures["machine"] in text and figures["versions"]["onnxruntime"] in text
 

@@ -67,7 +67,7 @@ def test_a_bundle_with_its_report(command: list[str], source: Path, tmp_path: Pa
     assert list(report["step_milliseconds"]) == ["1", "9", "17", "33"] and report["resident_megabytes"] > 0
     text = (bundle.folder / "report.md").read_text()
     if bits == 32:
-        assert report["quality"] is None and "the copy that others are compared with" in text
+        assert report["quality"] is None and "Other formats are compared with this one." in text
     else:
         quality = report["quality"]
         assert quality["prompts"] == 2 and 0 < quality["answer_tokens"] <= 48

@@ -54,5 +54,5 @@ def test_rows_that_depend_on_others_are_refused(monkeypatch: pytest.MonkeyPatch,
         return found if len(rows) != 17 else np.nextafter(found, 0)
 
     monkeypatch.setattr(products, "_run", otherwise)
-    with pytest.raises(UnsupportedTarget, match="take a target bundle of 8 bits"):
+    with pytest.raises(UnsupportedTarget, match="use a target bundle of 8 bits"):
         products.check_products(graph)
