@@ -327,7 +327,7 @@ test("without an understudy the drafter finishes its sentence, and no more", asy
     if (event.state === "waiting") weather.cut = false;
   });
   assert.ok(
-    details.some(detail => detail.includes("no more to say")),
+    details.some(detail => detail.includes("would not be worth reading")),
     details.join(),
   );
   assert.ok(finished.stats.provisional <= 24);
