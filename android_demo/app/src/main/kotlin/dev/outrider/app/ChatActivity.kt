@@ -51,7 +51,7 @@ class ChatActivity : Screen() {
         question.maxLines = LINES
         question.setOnEditorActionListener { _, action, key ->
             val enter = key?.keyCode == KeyEvent.KEYCODE_ENTER // of a keyboard with keys
-            if (action == EditorInfo.IME_ACTION_SEND || enter && key?.action == KeyEvent.ACTION_DOWN) ask()
+            if (action == EditorInfo.IME_ACTION_SEND || enter && key.action == KeyEvent.ACTION_DOWN) ask()
             action == EditorInfo.IME_ACTION_SEND || enter
         }
     }
