@@ -111,7 +111,8 @@ export class Verifier {
   ): Promise<string> {
     const { maxNewTokens: max_tokens, temperature = 0, seed = 0 } = settings;
     const messages = [{ role: "user", content: question }];
-    const model = "smollm2-135m-instruct";
+    const models = (await (await fetch(`${this.url}v1/models`)).json()) as { data: { id: string }[] };
+    const model = models.data[0].id;
     const response = await fetch(`${this.url}v1/chat/completions`, {
       method: "POST",
       headers: { "content-type": "application/json" },

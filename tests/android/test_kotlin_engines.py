@@ -30,6 +30,7 @@ from outrider_core.drafting.bundle import Bundle, BundleError, open_bundle
 from outrider_core.drafting.engines import open_engine
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.targets.source import TargetSource
+from tests import second
 from tests.android.device import Device, Screen
 from tests.android.steps import Runner, random_steps
 
@@ -254,27 +255,53 @@ def test_answers_are_pythons_through_cuts(
     engines_classpath: list[Path], jvm: list[str], bundle: Bundle, real_verifier: VerifierProcess, engine: str
 ) -> None:
     """The same prompt and seed as the Python runtime; the link is reset in mid-answer, or goes silent."""
+    for fault, end in through(("none", "reset", "silence"), engines_classpath, jvm, bundle, real_verifier, engine):
+        assert fault != "silence" or end["stats"]["provisional"] >= 5
+        assert fault != "none" or end["stats"]["rounds"] < end["stats"]["tokens"]  # what it drafts is accepted
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@second.named
+def test_a_second_models_answers_are_pythons(engines_classpath: list[Path], jvm: list[str], tmp_path: Path) -> None:
+    """A vocabulary of 152k tokens, and a drafter of ten steps."""
+    drafter, bundle = second.pair()
+    verifier = VerifierProcess(drafter, tmp_path / "verifier.log", "--model", str(second.FILE), "--threads", "1")
+    verifier.start()
+    try:
+        verifier.wait_ready(900)
+        ends = through(("none", "reset"), engines_classpath, jvm, bundle, verifier, "onnx")
+        assert len(ends) == 2 * len(SAMPLINGS) and all(end["stats"]["rounds"] > 0 for _, end in ends)
+    finally:
+        verifier.stop()
+
+
+def through(
+    faults: tuple[str, ...], classpath: list[Path], jvm: list[str], bundle: Bundle, verifier: VerifierProcess,
+    engine: str,
+) -> list[tuple[str, dict[str, Any]]]:  # fmt: skip
+    """The ends of answers in trees, greedy and sampled, with each fault; the texts are Python's."""
     prompt = bundle.render_chat([{"role": "user", "content": QUESTION}])
+    ends = list[tuple[str, dict[str, Any]]]()
 
     async def run() -> None:
         async with (
-            EmulatedLink(real_verifier.port) as link,
-            a_device(engines_classpath, jvm, bundle, link.address, engine, mode="TREE") as device,
+            EmulatedLink(verifier.port) as link,
+            a_device(classpath, jvm, bundle, link.address, engine, mode="TREE") as device,
         ):
             for number, sampling in enumerate(SAMPLINGS):
-                wanted = await pythons(bundle, real_verifier.address, engine, prompt, sampling, 40)
-                for fault in ("none", "reset", "silence"):
+                wanted = await pythons(bundle, verifier.address, engine, prompt, sampling, 40)
+                for fault in faults:
                     cut = Cut(link, fault)
                     device.ask(prompt, sampling, 40)
                     end = (await device.watch(cut.watch, Screen(texts=False))).end
                     assert end["token_ids"] == wanted.token_ids, f"{number}, {fault}"
                     assert end["verified"] == wanted.verified and not end["provisional"]
                     assert cut.made == (fault != "none")
-                    assert fault != "silence" or end["stats"]["provisional"] >= 5
-                    if fault == "none":
-                        assert end["stats"]["rounds"] < end["stats"]["tokens"]  # what it drafts is accepted
+                    ends.append((fault, end))
 
     asyncio.run(run())
+    return ends
 
 
 def test_no_library_reports_to_anyone(libraries: Libraries) -> None:

@@ -1,14 +1,12 @@
-"""A second model, tried whole: Qwen2.5-Coder-0.5B-Instruct, as its publisher quantised it to 4 bits (Q4_K_M).
+"""A second model, tried whole where its file is named (`tests.second`).
 
-OUTRIDER_SECOND_MODEL names the GGUF file, known by its SHA-256; without it nothing here runs. Nothing was trained for
-it: it is the target and the understudy, which drafts.
+It is the target, and first also the understudy, which drafts; then a drafter drafts that was trained for ten steps.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,8 +19,8 @@ from rich.console import Console
 
 from benchmarks.baseline import plain_decode
 from benchmarks.links import EmulatedLink
-from edge_runtime.events import Finished, Verified
-from edge_runtime.options import RuntimeOptions
+from edge_runtime.events import Finished, LinkState, LinkStatus, Provisional, Verified
+from edge_runtime.options import FIXED_TREES, Pinned, RuntimeOptions
 from edge_runtime.runtime import EdgeRuntime
 from edge_runtime.session.policy import Policy
 from edge_runtime.session.states import Writer
@@ -35,29 +33,13 @@ from outrider_core.targets.answers import write_answers
 from outrider_core.targets.cached import cached_target
 from outrider_core.targets.source import TargetSource
 from tests.e2e.test_default_tools import SCHEMAS, TOOLS
+from tests.second import FILE, PROMPTS, SHA256, STEPS, optional, pair
 
-SHA256 = "1d9614638d18"  # the first digits; also of the file's identity
-FILE = Path(os.environ.get("OUTRIDER_SECOND_MODEL", "/nowhere"))
-PROMPTS = [
-    "Write a Python function that reverses a string.", "What does the keyword `yield` do in Python?",
-    "Write a SQL query that counts users per country.", "What is the capital of France?",
-    "Explain recursion in one sentence.", "Write a bash line that counts the lines of all .py files.",
-    "What is 17 plus 25?", "Fix this: `for i in range(10) print(i)`", "Write hello world in Rust.",
-    "What is a hash table?", "Translate to Python: `const f = x => x * 2`", "List three sorting algorithms.",
-    "What does HTTP status 404 mean?", "Write a regex for an e-mail address.", "What is Big O notation?",
-    "Write a JSON object with a name and an age.", "How do I undo the last git commit?",
-    "Write a function that returns the n-th Fibonacci number.", "What is the difference between a list and a tuple?",
-    "Say hello.",
-]  # fmt: skip
 #: questions of short answers
 SHORT = (PROMPTS[3], PROMPTS[6], PROMPTS[19])
 #: a difference of logits that another order of sums may turn
 NEAR_TIE = 0.02
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.timeout(3600),
-    pytest.mark.skipif(not FILE.is_file(), reason="OUTRIDER_SECOND_MODEL names no file"),
-]
+pytestmark = optional
 
 
 @pytest.fixture(scope="module")
@@ -109,31 +91,56 @@ def test_greedy_answers_are_those_of_transformers(source: TargetSource) -> None:
 
 
 def test_answers_over_a_link_with_a_cut(bundle: Bundle, verifier: VerifierProcess) -> None:
+    ends = answers_of_plain_decoding(bundle, verifier, cut=True)
+    assert all(span.writer is not Writer.DRAFTER for end in ends for span in end.spans)
+    assert sum(end.stats.kept for end in ends) > 0
+    assert [end.reason for end in ends].count("stop") >= 2, "turns end"
+
+
+def test_a_drafter_of_ten_steps_changes_no_token(tmp_path: Path) -> None:
+    drafter, bundle = pair()
+    assert json.loads((drafter / "config.json").read_text())["notes"]["steps"] >= STEPS  # and what own text adds
+    verifier = VerifierProcess(drafter, tmp_path / "verifier.log", "--model", str(FILE), *PLAIN_STREAMS)
+    verifier.start()
+    try:
+        verifier.wait_ready(900)
+        for pinned in (FIXED_TREES, Pinned()):
+            for cut in (False, True):
+                ends = answers_of_plain_decoding(bundle, verifier, cut, pinned)
+                assert pinned is not FIXED_TREES or all(end.stats.rounds > 0 for end in ends)
+                assert (sum(end.stats.provisional for end in ends) > 0) == cut
+    finally:
+        verifier.stop()
+
+
+def answers_of_plain_decoding(
+    bundle: Bundle, verifier: VerifierProcess, cut: bool, pinned: Pinned | None = None
+) -> list[Finished]:
+    """Ask what has short answers, and compare. cut: the link goes silent until some tokens are written offline."""
+
     async def run() -> list[Finished]:
         ends = []
-        async with EmulatedLink(int(verifier.address.rsplit(":", 1)[1])) as link:
+        async with EmulatedLink(verifier.port) as link:
             options = RuntimeOptions(policy=Policy(offline_rate=1000))
-            async with EdgeRuntime(bundle, link.address, options) as runtime:
+            async with EdgeRuntime(bundle, link.address, options, pinned or Pinned()) as runtime:
                 for prompt in SHORT:
-                    cut = False
+                    due, written = cut, 0
                     async for event in runtime.generate(prompt, max_new_tokens=40):
-                        if isinstance(event, Verified) and not cut:
-                            link.silent = cut = True
-                        elif link.silent and len(event.provisional) > 12:
+                        written += isinstance(event, Provisional)
+                        ended = isinstance(event, LinkState) and event.state is LinkStatus.WAITING
+                        if isinstance(event, Verified) and due:
+                            link.silent, due = True, False
+                        elif written >= 4 or (ended and bundle.manifest.has_drafter):
                             link.silent = False
                     assert isinstance(event, Finished)
                     ends.append(event)
         return ends
 
     ends = asyncio.run(run())
-    prompts = [
-        bundle.render_chat([{"role": "user", "content": prompt}]) for prompt in (PROMPTS[3], PROMPTS[6], PROMPTS[19])
-    ]
+    prompts = [bundle.render_chat([{"role": "user", "content": prompt}]) for prompt in SHORT]
     plain = asyncio.run(plain_decode(verifier.address, bundle, prompts, Sampling(), 40))
     assert [end.token_ids for end in ends] == [answer.tokens for answer in plain]
-    assert sum(end.stats.kept for end in ends) > 0
-    assert all(span.writer is not Writer.DRAFTER for end in ends for span in end.spans)
-    assert [end.reason for end in ends].count("stop") >= 2, "turns end"
+    return ends
 
 
 async def _talk(client: AsyncOpenAI) -> None:
