@@ -1,7 +1,7 @@
-"""A second model, and a drafter that was trained for it for ten steps: Qwen2.5-Coder-0.5B-Instruct.
+"""A second model, Qwen2.5-Coder-0.5B-Instruct, and a drafter trained for it for ten steps.
 
-OUTRIDER_SECOND_MODEL names its GGUF file, as its publisher quantised it to 4 bits (Q4_K_M), known by its SHA-256;
-without it nothing of this runs. `python -m tests.second` makes the drafter and the bundle, in build/second or
+OUTRIDER_SECOND_MODEL names its GGUF file, quantised to 4 bits by its publisher (Q4_K_M) and known by its SHA-256.
+Without it none of this runs. `python -m tests.second` makes the drafter and the bundle, in build/second or
 OUTRIDER_SECOND_PAIR.
 """
 
@@ -30,7 +30,7 @@ PROMPTS = [
     "Say hello.",
 ]  # fmt: skip
 PAIR = Path(os.environ.get("OUTRIDER_SECOND_PAIR", "build/second"))
-#: steps that its drafter is trained for, one for each pass over the text
+#: steps of the drafter's training, one for each pass over the text
 STEPS = 10
 TRAINING = {"epochs": STEPS, "max-new-tokens": 24, "max-tokens": 96, "follow-ups": 0, "sampled": 0, "threads": 2}
 named = pytest.mark.skipif(not FILE.is_file(), reason="OUTRIDER_SECOND_MODEL names no file")
@@ -38,7 +38,7 @@ optional = [pytest.mark.slow, pytest.mark.timeout(3600), named]
 
 
 def pair() -> tuple[Path, Bundle]:
-    """Return the drafter's folder and a bundle with it, which the commands of docs/drafters.md make where they lack."""
+    """Return the drafter's folder and a bundle with it; missing ones are made by the commands of docs/drafters.md."""
     drafter, bundle = PAIR / "drafter", PAIR / "bundle"
     if not (drafter / "config.json").is_file():
         PAIR.mkdir(parents=True, exist_ok=True)
@@ -51,8 +51,8 @@ def pair() -> tuple[Path, Bundle]:
 
 
 def _export(command: str, *flags: str, **options: object) -> None:
-    named = [part for name, value in options.items() for part in (f"--{name.replace('_', '-')}", str(value))]
-    subprocess.run([sys.executable, "-m", "export", command, "--target", str(FILE), *named, *flags], check=True)
+    pairs = [part for name, value in options.items() for part in (f"--{name.replace('_', '-')}", str(value))]
+    subprocess.run([sys.executable, "-m", "export", command, "--target", str(FILE), *pairs, *flags], check=True)
 
 
 if __name__ == "__main__":
