@@ -12,7 +12,8 @@ internal typealias Value = (Scope) -> Any?
  * Reads an expression of a chat template.
  *
  * Literals, lists, names, `a.b`, `a['b']`, slices, `+ - % ~`, comparisons, `in`, `and or not`, `x if y else z`, the
- * filters trim, length, upper, lower and the tests defined, none, string; Python's strip, startswith and their kin.
+ * filters trim, length, upper, lower, tojson and the tests defined, none, string; Python's strip, startswith and their
+ * kin.
  */
 internal class Expression private constructor(private val tokens: List<String>) {
     private var at = 0
@@ -266,6 +267,7 @@ internal class Expression private constructor(private val tokens: List<String>) 
             "length" -> { value ->
                 ((value as? Collection<*>)?.size ?: (value as? String)?.length ?: unknown("length of no list")).toLong()
             }
+            "tojson" -> { value -> if (value == Undefined) unknown("| tojson of nothing") else pythonJson(value) }
             else -> unknown("| $name")
         }
 

@@ -165,12 +165,21 @@ class TextTest {
     }
 
     @Test
+    fun templatesWriteJsonAsPythonDoes() {
+        val tool = mapOf("name" to "add", "list" to listOf(1L, null, "é<'\n"))
+        val text = ChatTemplate("{{ tool | tojson }}").render(mapOf("tool" to tool))
+        assertEquals("""{"name": "add", "list": [1, null, "é<'\n"]}""", text)
+    }
+
+    @Test
     fun templatesThatAreNotKnownAreRefused() {
         for (source in listOf(
-            "{% macro m() %}{% endmacro %}", "{% if a %}", "{{ a", "{{ a | tojson }}", "{{ a.b( }}", "{% endif %}",
+            "{% macro m() %}{% endmacro %}", "{% if a %}", "{{ a", "{{ a | dictsort }}", "{{ a.b( }}", "{% endif %}",
             "{% for a, b in c %}{% endfor %}", "{{ 'a' 'b' }}", "{% if a %}{% endfor %}", "{{ a is divisibleby(3) }}",
         )) assertFailsWith<TemplateError>(source) { ChatTemplate(source) }
-        for (source in listOf("{{ a.b.c }}", "{{ 1 + 'a' }}", "{{ raise_exception('no') }}", "{{ messages }}")) {
+        for (source in listOf(
+            "{{ a.b.c }}", "{{ 1 + 'a' }}", "{{ raise_exception('no') }}", "{{ messages }}", "{{ a | tojson }}",
+        )) {
             assertFailsWith<TemplateError>(source) { ChatTemplate(source).render(mapOf("messages" to listOf("x"))) }
         }
     }
