@@ -119,7 +119,7 @@ class _Sampled:
         errors, sizes = np.empty(len(scales)), np.linalg.norm(self._products, axis=1)
         for start in range(0, len(scales), ROWS_AT_ONCE):
             rows = slice(start, start + ROWS_AT_ONCE)
-            values = stored.T[rows].astype(np.float32) - ZERO
+            values = (stored.T[rows] ^ np.uint8(ZERO)).view(np.int8).astype(np.float32)
             found = (values @ self._inputs) * scales[rows, None]
             errors[rows] = np.linalg.norm(found - self._products[rows], axis=1)
         return float((errors / (sizes + 1e-6 * sizes.max() + np.finfo(np.float32).tiny)).max())
