@@ -17,7 +17,7 @@ drawn alike. Device and verifier each have half of the cores for themselves, as 
 --shared-cores lets them share all). --step-ms makes every step of the target take at least that long, to stand for a
 larger one; the tables say
 so. Where a tree's step takes this machine longer than that, --dilation 4 lets link and slowed steps take four times as
-long and divides what was measured by four; the runtime's own constants, such as how fast it writes alone, are not
+long and divides what was measured by four; the runtime's own constants, such as the pace of offline writing, are not
 stretched. --sweep compares the device's tree shaping with trees of fixed sizes. --cuts breaks the link at random
 moments of random answers (resets and silences), compares every answer with the target's own, and fails where one
 differs.
@@ -368,7 +368,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--understudy",
         choices=("off", "cold", "warm"),
         default="cold",
-        help="with --cuts: who else writes alone, where the bundle carries an understudy",
+        help="with --cuts: another offline writer, if the bundle carries an understudy",
     )
     parser.add_argument("--devices", type=int, default=1, metavar="N", help="with --cuts: so many answers at once")
     parser.add_argument(

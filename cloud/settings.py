@@ -144,7 +144,7 @@ class Settings(BaseSettings):
     ] = "auto"
 
     shutdown_timeout: Annotated[
-        float, Field(ge=0, description="seconds that answers under way may take after SIGTERM")
+        float, Field(ge=0, description="seconds that answers in progress may take after SIGTERM")
     ] = 20.0
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"], Field(description="lowest level that is logged")

@@ -11,7 +11,7 @@ open_ms: `open_bundle` without hashing. import_ms: importing the engine's Python
 step times: `Engine.step` on random inputs, all logits asked for, the same inputs again and again: the weights stay
     in the processor's cache as far as they fit. WARM_UP steps first, then `repeats` that count.
 rss_mb: resident memory once the engine is loaded. peak_rss_mb: its peak up to the last step (or tree), read before
-    the bandwidth is measured. VmRSS and VmHWM of /proc/self/status; where there is none, both are getrusage's
+    the bandwidth is measured. VmRSS and VmHWM of /proc/self/status; without it, both are getrusage's
     ru_maxrss (the peak so far); null where there is neither. 1 MB = 10^6 bytes.
 bandwidth_gb_s: `outrider_core.machine.read_bandwidth` of as many threads.
 others_cores: processor cores that everything but this process used while it measured, from /proc/stat; null where

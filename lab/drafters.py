@@ -242,7 +242,7 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--drafters", nargs="+", default=[f"moa={default_drafter()}"], metavar="[NAME=]FOLDER")
     parser.add_argument(
-        "--offline", action="store_true", help="cut the link within each answer and judge what the drafters write alone"
+        "--offline", action="store_true", help="cut the link within each answer and judge the drafters' offline text"
     )
     parser.add_argument("--nodes", type=int, default=62)
     parser.add_argument("--depth", type=int, default=6)
