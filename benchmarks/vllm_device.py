@@ -5,8 +5,8 @@
 
 Stages, each in its own process, the most important first; stages without time left are skipped, as the file says:
 
-    answers              of the default target through trees, in 16 bits: how many are not plain decoding's
-    batch_invariant      the same with VLLM_BATCH_INVARIANT=1, which should leave none; vLLM has it on GPUs alone
+    answers              of the default target through trees, in 16 bits: near-ties, and answers that part there
+    batch_invariant      the same with VLLM_BATCH_INVARIANT=1, where none should part; vLLM has it on GPUs alone
     steps, graphs        milliseconds of a step for plain decoding, chains and trees; without and with CUDA graphs
     vllm                 milliseconds of a step of vLLM's own decoding, with as many sequences
     layout               the tests that compare keys, values and feature rows with transformers', on this device
@@ -37,11 +37,15 @@ LAYOUT = "compaction or rows or chances or neighbours or several_paths"
 def answers(options: argparse.Namespace, until: float, **environment: str) -> Figures:
     """Count near-ties among answers of the default target through random trees, evictions and reconnects."""
     environment |= {"OUTRIDER_ANSWERS": str(options.answers), "OUTRIDER_DTYPE": options.dtype}
-    said = _run([*TESTS, "tests/cloud/test_vllm_answers.py"], until, environment)
-    found = re.search(r"(\d+) answers in (\S+), (\d+) not plain decoding's; (\d+) evictions", said)
+    said = _run([*TESTS, "-k", "near_ties", "tests/cloud/test_vllm_answers.py"], until, environment)
+    found = re.search(
+        r"(?P<answers>\d+) answers in (?P<arithmetic>\S+), (?P<tokens>\d+) tokens, (?P<near_ties>\d+) near-ties; "
+        r"(?P<parted>\d+) answers part, by (?P<widest_gap>\S+) at most; (?P<evictions>\d+) evictions",
+        said,
+    )
     if found is None:
         raise RuntimeError(said[-2000:])
-    return {"answers": int(found[1]), "arithmetic": found[2], "near_ties": int(found[3]), "evictions": int(found[4])}
+    return {key: value if key == "arithmetic" else json.loads(value) for key, value in found.groupdict().items()}
 
 
 def steps(options: argparse.Namespace, until: float, graphs: str = "off") -> Figures:
