@@ -25,7 +25,7 @@ from outrider_core.targets.source import DEFAULT_TARGET
 
 
 class Settings(BaseSettings):
-    """Serve a target to Outrider devices: verify their draft trees, decode for them, send feature rows.
+    """Serve a full model (the target) to Outrider devices: verify their draft trees, decode, send the drafter's inputs.
 
     Every flag can also be set as VERIFIER_<NAME> in the environment or as a line of the --config file; flags win,
     then the environment.
@@ -34,6 +34,7 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(
         env_prefix="VERIFIER_",
         cli_kebab_case=True,
+        cli_hide_none_type=True,
         cli_implicit_flags=True,
         cli_avoid_json=True,
         cli_exit_on_error=False,
@@ -65,8 +66,8 @@ class Settings(BaseSettings):
     allow_origin: Annotated[
         list[str],
         Field(
-            description="web pages that may connect, as https://host[:port]; others are refused. Also this verifier's "
-            "own origin, if pages reach it by another name than localhost, an address or --host"
+            description="web pages that may connect, as https://host[:port]; others are refused. Add "
+            "this verifier's own origin if its page has a name other than localhost, an IP address or --host"
         ),
     ] = []
     page: Annotated[
@@ -88,9 +89,10 @@ class Settings(BaseSettings):
     engine: Annotated[
         Literal["auto", "torch", "onnx", "vllm", "upstream"],
         Field(
-            description="engine that runs the target. onnx: an 8-bit copy on the CPU, made at first start, exact in "
-            "any tree; vllm: vLLM, if installed; torch: the float32 reference; upstream: the server at --upstream; "
-            "auto: vllm on a GPU, else onnx; torch with --dtype or for a model that onnx does not run"
+            description="engine that runs the target. onnx: an 8-bit copy on the CPU, made at first start, whose "
+            "results do not depend on the tree; vllm: vLLM, if installed; torch: the float32 reference; upstream: the "
+            "server at --upstream; "
+            "auto: on a GPU vllm, on a CPU onnx, or torch if --dtype is given or onnx does not run the model"
         ),
     ] = "auto"
     upstream: Annotated[
@@ -104,7 +106,7 @@ class Settings(BaseSettings):
     ] = "auto"
     device: Annotated[str, Field(description="torch device; auto uses CUDA if available")] = "auto"
     threads: Annotated[
-        int, Field(ge=0, description="CPU threads of the target; 0: all cores but one (8 bits: both of two)")
+        int, Field(ge=0, description="CPU threads of the target; 0: all cores but one (8 bits on two cores: both)")
     ] = 0
     tensor_parallel_size: Annotated[
         int, Field(ge=1, description="GPUs that share the target, each by a process that vLLM starts")
@@ -131,14 +133,14 @@ class Settings(BaseSettings):
     prefix_cache: Annotated[
         Literal["auto", "on", "off"],
         Field(
-            description="compute a prompt that sessions of one account share only once. auto: with --auth-file; "
+            description="compute what prompts of one account have in common only once. auto: with --auth-file; "
             "on: always; without accounts, response times then reveal what others have asked"
         ),
     ] = "auto"
     lookup: Annotated[
         Literal["auto", "on", "off"],
         Field(
-            description="speculate from repeated text when the target decodes by itself (GENERATE, chat completions) "
+            description="speculate from repeated text when the target decodes by itself (streams, chat completions) "
             "and it is faster. auto: only on the 8-bit engine, where output cannot change. Off with --tree-budget"
         ),
     ] = "auto"

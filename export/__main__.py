@@ -184,7 +184,7 @@ COMMANDS = {
     "ngrams": ExportCommand(
         NgramsOptions,
         run_ngrams,
-        "count the usual next tokens in a target's answers",
+        "count n-grams in a target's answers, to draft from",
         "Count the tokens that follow one or two tokens in a target's own answers, and put the table beside a drafter. "
         "The verifier's streams use it to predict text that does not repeat. `train` does this by itself; run it for "
         "an imported drafter, or with more answers. No torch.",
@@ -192,7 +192,7 @@ COMMANDS = {
     "import": ExportCommand(
         ImportOptions,
         run_import,
-        "turn a published MoA checkpoint into a drafter folder",
+        "turn a published Mixture-of-Attentions checkpoint into a drafter folder",
         "Read a checkpoint in the layout of the MoA authors' code (safetensors) and write a drafter folder "
         "that `bundle` and the verifier take.",
     ),
@@ -206,7 +206,7 @@ COMMANDS = {
     "check": ExportCommand(
         CheckOptions,
         run_check,
-        "prove a bundle again",
+        "repeat a bundle's accuracy checks",
         "Verify hashes and metadata, compare every engine with the eager drafter on a fixed prompt set "
         "and measure acceptance length through a real verifier. Exits 1 if a bound of the manifest is broken.",
     ),

@@ -18,7 +18,7 @@ COMMANDS = {
     "generate": "answer one prompt",
     "serve": "give other programs an OpenAI-style endpoint on this device",
     "verifier": "run the full model for devices (the cloud side)",
-    "export": "train a drafter, write the bundle an app ships, check and measure it",
+    "export": "train a drafter, write the bundle (folder) an app ships, check and measure it",
     "models": "list the models on this machine, and delete them to free disk space",
     "doctor": "check bundle, engine, server, round trip, clock and versions, and say what to do",
 }

@@ -61,8 +61,8 @@ COMMANDS = {
 }
 LEGEND = "Verified text is plain; offline text is yellow and underlined until the verifier has seen it."
 EXIT_STATUS = (
-    "exit status: 0 answered, 1 an error, 2 a wrong command line, 3 the server did not verify all\n"
-    "of it, 4 it refused the prompt, 130 stopped by Ctrl-C"
+    "exit status: 0 answered, 1 an error, 2 a wrong command line, 3 part of the answer is\n"
+    "unverified, 4 the server refused the prompt, 130 stopped by Ctrl-C"
 )
 #: flags that configure the model of --local
 LOCAL_FLAGS = ("model", "drafter", "dtype")

@@ -191,11 +191,11 @@ def main(argv: Sequence[str]) -> int:
     parser = Parser(
         EXAMPLES,
         prog="outrider models",
-        description="List the models on this machine, and remove those that commands have put into the cache.",
+        description="List the models on this machine; with `rm`, delete cached ones.",
     )
     parser.add_argument("action", nargs="?", choices=["rm"], help="remove from the cache; without it all are listed")
     parser.add_argument(
-        "which", nargs="*", metavar="NAME|HASH", help="a model's name, a folder's, or a hash's beginning"
+        "which", nargs="*", metavar="NAME|HASH", help="name of a model or folder, or the first digits of a hash"
     )
     parser.add_argument("--json", action="store_true", help="print the list as JSON")
     parser.add_argument("--yes", action="store_true", help="remove without asking")

@@ -108,7 +108,7 @@ class WritingOptions(DeviceOptions):
     understudy: Literal["cold", "warm", "off"] = _flag(
         "cold",
         "the bundle's complete small model: cold: loaded when the verifier falls silent; warm: always loaded, so that "
-        "it writes at once and drafts when that is faster; off: only the drafter writes",
+        "it writes at once, and drafts for the verifier when that is faster; off: only the drafter writes",
         choices=("cold", "warm", "off"),
     )
 
@@ -179,14 +179,14 @@ class ServeOptions(WritingOptions):
     api_key: str = _flag("", "bearer token that requests must carry", env="OUTRIDER_API_KEY")
     alias: tuple[str, ...] = _flag(
         (),
-        "another name for the model, such as gpt-4o for an app that has it built in; repeatable",
+        "another name for the model, such as gpt-4o for an app that has that name hard-coded; repeatable",
         "NAME",
     )
     allow_origin: tuple[str, ...] = _flag((), "web page origin that may send requests; repeatable", "URL")
     unverified: Literal["end", "never"] = _flag(
         "end",
-        "when offline text becomes content. end: if the answer ends without the verifier; never: never. Until then "
-        "it is in the reply's field `outrider`",
+        "whether offline text may become content. end: yes, if the answer ends while the verifier is away; never: no. "
+        "Before that it is in the reply's field `outrider`",
         choices=("end", "never"),
     )
     no_lookup: bool = _flag(False, "do not draft from repeated text and earlier conversations")
