@@ -36,10 +36,12 @@ def test_recipes_are_trained_judged_and_continued(
     assert main([*arguments, "--recipes", *NAMES, "--seeds", "0", "1"]) == 0
     first = json.loads((tmp_path / "figures.json").read_text())["recipes"]
     assert list(first) == NAMES and all(list(runs) == ["0", "1"] for runs in first.values())
+    weights = {path.read_bytes() for path in (tmp_path / "work" / "ablations").glob("*/drafter.safetensors")}
+    assert len(weights) == 2 * len(NAMES)
     for runs in first.values():
-        assert runs["0"] != runs["1"] and "tau" not in runs["0"]
         for run in runs.values():
             assert 0 <= run["top1"] <= run["top4"] <= 1 and run["steps"] > 1 and run["held_out"] == 3
+            assert "tau" not in run
             assert len(run["by_lag"]["top1"]) == 6
     assert not list((tmp_path / "work").glob("checkpoint-*"))
 

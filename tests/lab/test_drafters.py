@@ -186,7 +186,7 @@ def test_rows_are_rounded_as_they_travel_and_still_learn() -> None:
     rows = torch.randn(5, 2, 3, 8, requires_grad=True)
     arrived = unpack_rows(pack_rows(rows.detach().numpy()), RowShape(3, 8))
     np.testing.assert_allclose(rounded(rows, 4).detach().numpy(), arrived, rtol=2e-3, atol=2e-3)
-    errors = [float((rounded(rows, bits) - rows).abs().mean()) for bits in (4, 6, 8)]
+    errors = [float((rounded(rows, bits) - rows).detach().abs().mean()) for bits in (4, 6, 8)]
     assert errors[0] > 3 * errors[1] > 9 * errors[2] > 0
     (rounded(rows, 4) * 3).sum().backward()
     assert rows.grad is not None and bool((rows.grad == 3).all())
