@@ -287,7 +287,7 @@ HEADLINES: tuple[tuple[str, str, Callable[[Figures], str]], ...] = (
         "offline",
         lambda f: " and ".join(f"{_kept(f, writer):.0%}" for writer in ("drafter", "cold")),
     ),
-    ("demo answers equal to plain decoding, the verifier killed in one", "demo", _same),
+    ("demo answers identical to plain decoding (the verifier was killed during one)", "demo", _same),
     ("first offline token after the verifier was killed", "demo", _stall),
     ("bytes per round, up and down", "demo", _bytes),
     (
@@ -296,7 +296,7 @@ HEADLINES: tuple[tuple[str, str, Callable[[Figures], str]], ...] = (
         lambda f: " and ".join(f"{f['device_peak_mib'][way]} MiB" for way in ("off", "warm")),
     ),
     (
-        "speed over plain decoding in the worst case: both ends and a small target on one machine",
+        "speedup over plain decoding in the worst case (device, verifier and a small target on one machine)",
         "demo",
         lambda f: f"{f['ratio_to_plain']:.2f}x",
     ),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,6 +15,7 @@ from urllib.parse import urlsplit
 from pydantic import Field, ValidationError, model_validator
 from pydantic_settings import (
     BaseSettings,
+    CliSettingsSource,
     EnvSettingsSource,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
@@ -279,8 +282,18 @@ def read_settings(flags: Sequence[str], prog: str = "python -m cloud.verifier", 
             file = [TomlConfigSettingsSource(settings_cls, path)] if path else []
             return init_settings, Environment(settings_cls), *file
 
-    arguments: dict[str, Any] = {"_cli_parse_args": list(flags), "_cli_prog_name": prog}
+    source = CliSettingsSource[Any](
+        WithFile, cli_parse_args=list(flags), cli_prog_name=prog, formatter_class=_HelpFormatter
+    )
+    arguments: dict[str, Any] = {"_cli_settings_source": source}
     return WithFile(**arguments, **values)
+
+
+class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """Leaves out defaults that say nothing; those texts name what happens without the flag."""
+
+    def _expand_help(self, action: argparse.Action) -> str:
+        return re.sub(r" \(default: (None|False|\[\])?\)$", "", super()._expand_help(action))
 
 
 def _config_path(flags: Sequence[str]) -> Path | None:

@@ -20,7 +20,7 @@ COMMANDS = {
     "verifier": "run the full model for devices (the cloud side)",
     "export": "train a drafter, write the bundle (folder) an app ships, check and measure it",
     "models": "list the models on this machine, and delete them to free disk space",
-    "doctor": "check bundle, engine, server, round trip, clock and versions, and say what to do",
+    "doctor": "check bundle, engine, server, round trip, clock and versions, and say how to fix problems",
 }
 #: what other tools call them
 HABITS = {

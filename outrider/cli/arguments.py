@@ -55,7 +55,7 @@ COMMANDS = {
     ),
     "doctor": Command(
         DoctorOptions,
-        "check bundle, engine, server, round trip, clock and versions, and say what to do",
+        "check bundle, engine, server, round trip, clock and versions, and say how to fix problems",
         ["doctor --bundle build/bundle --server 127.0.0.1:8765", "doctor --model Qwen3-0.6B-Q8_0.gguf"],
     ),
 }

@@ -45,8 +45,8 @@ class DeviceOptions:
     )
     server: str | None = _flag(
         None,
-        "verifier, as host:port, ws://... or wss://...; without it the full model runs in this process, or, with "
-        "--bundle, the device writes every answer by itself",
+        "verifier, as host:port, ws://... or wss://...; without it: with --bundle, the device writes every "
+        "answer by itself; otherwise the full model runs in this process",
         exclusive=True,
     )
     token: str | None = _flag(
@@ -107,8 +107,8 @@ class WritingOptions(DeviceOptions):
     )
     understudy: Literal["cold", "warm", "off"] = _flag(
         "cold",
-        "the bundle's complete small model: cold: loaded when the verifier falls silent; warm: always loaded, so that "
-        "it writes at once, and drafts for the verifier when that is faster; off: only the drafter writes",
+        "when to load the small model that writes offline. cold: when the verifier falls silent; warm: at start, so "
+        "that it writes at once, and drafts for the verifier when that is faster; off: never, only the drafter writes",
         choices=("cold", "warm", "off"),
     )
 
