@@ -12,7 +12,7 @@ demo: $(BUNDLE)/manifest.json
 	$(BIN)/python -m benchmarks.demo --bundle $(BUNDLE) --drafter $(DRAFTER)
 
 test: $(VENV)/ready $(BUNDLE)/manifest.json
-	$(BIN)/python -m pytest -n 3 --dist loadfile
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 # The inner loop, under a minute on two cores: protocol, session, speed, drafting and chat, without torch and processes
 check: $(VENV)/check

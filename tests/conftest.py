@@ -41,6 +41,8 @@ class _WithoutTorch:
 WITHOUT_TORCH = _WithoutTorch()
 #: tests of what no user runs; they are slow ones
 RESEARCH = Path(__file__).parent / "lab"
+#: folders of many short tests. They come last, so that no process is left alone with a long file.
+LIGHT = ("chat_api", "drafting", "protocol")
 collect_ignore: list[str] = []
 if find_spec("torch") is None:
     sys.meta_path.append(WITHOUT_TORCH)
@@ -56,6 +58,7 @@ def own_log() -> Iterator[None]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.path.relative_to(RESEARCH.parent).parts[0] in LIGHT)
     for item in items:
         if RESEARCH in item.path.parents:
             item.add_marker(pytest.mark.slow)

@@ -7,7 +7,7 @@ import json
 import random
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError
 from decimal import Decimal
 from typing import Any
@@ -314,6 +314,7 @@ BOUNDS = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_bounds_hold_at_their_ends() -> None:
     values = ("-1.5", "-1", "-0.2", "0", "0.25", "0.5", "1", "1.5")
     texts = [
@@ -505,21 +506,28 @@ COSTLY: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("schema", COSTLY.values(), ids=COSTLY)
+#: what a schema is of: the answer, the arguments of a function, the text beside functions
+ROADS: dict[str, Callable[[dict[str, Any]], object]] = {
+    "answer": lambda schema: GRAMMARS.compile(of(schema)),
+    "function": lambda schema: GRAMMARS.compile_tools(ToolRules((ToolFunction("f", schema),)).as_text()),
+    "text": lambda schema: GRAMMARS.compile_tools(ToolRules((ToolFunction("f", {}),), text=schema).as_text()),
+}
+TRIED = [
+    pytest.param(road, kind, marks=() if road == "answer" or kind == "patterns" else pytest.mark.slow)
+    for road in ROADS
+    for kind in COSTLY
+]
+
+
+@pytest.mark.parametrize(("road", "kind"), TRIED)
 def test_schemas_too_costly_to_try_are_refused_after_so_many_steps(
-    schema: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    road: str, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     masks, real = list[None](), GrammarMatcher.allowed
     monkeypatch.setattr(GrammarMatcher, "allowed", lambda matcher: (masks.append(None), real(matcher))[1])
-    for compile_one in (
-        lambda: GRAMMARS.compile(of(schema)),
-        lambda: GRAMMARS.compile_tools(ToolRules((ToolFunction("f", schema),)).as_text()),
-        lambda: GRAMMARS.compile_tools(ToolRules((ToolFunction("f", {}),), text=schema).as_text()),
-    ):
-        masks.clear()
-        with pytest.raises(GrammarError, match=r"too costly to test.*; simplify"):
-            compile_one()
-        assert len(masks) <= STEPS + 1
+    with pytest.raises(GrammarError, match=r"too costly to test.*; simplify"):
+        ROADS[road](COSTLY[kind])
+    assert len(masks) <= STEPS + 1
 
 
 def test_functions_share_what_trying_them_may_take() -> None:

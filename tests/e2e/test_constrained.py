@@ -108,12 +108,22 @@ def port_of(address: str) -> int:
     return int(address.rsplit(":", 1)[1])
 
 
-@pytest.mark.parametrize(
-    "policy",
-    [Policy(), Policy(writer="prefer-device"), Policy(on_return="keep")],
-    ids=["repair", "device first", "keep"],
-)
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+CUT_POLICIES = {
+    "repair": Policy(),
+    "device first": Policy(writer="prefer-device"),
+    "keep": Policy(on_return="keep"),
+}
+QUICK = {("repair", 1.0), ("device first", 0.0), ("keep", 1.0)}
+CUTS = [
+    pytest.param(
+        temperature, policy, id=f"{temperature}-{name}", marks=() if (name, temperature) in QUICK else pytest.mark.slow
+    )
+    for temperature in (0.0, 1.0)
+    for name, policy in CUT_POLICIES.items()
+]
+
+
+@pytest.mark.parametrize(("temperature", "policy"), CUTS)
 def test_cut_in_mid_json(folders: Folders, bundle: Bundle, temperature: float, policy: Policy) -> None:
     """Cut after every few tokens, to the other of two replicas: the device goes on, and the JSON is whole."""
     sampling, rng = Sampling(temperature, seed=9), random.Random(temperature)

@@ -85,8 +85,15 @@ def verifier_of(folders: tuple[Path, Path, Path], drafter: bool) -> Verifier:
     return in_chunks(Verifier(model, settings), 16)
 
 
-@pytest.mark.parametrize("drafter", [False, True], ids=["none there", "one at the verifier"])
-@pytest.mark.parametrize("pinned", [FIXED_TREES, Pinned()], ids=["fixed", "free"])
+@pytest.mark.parametrize(
+    ("drafter", "pinned"),
+    [
+        pytest.param(False, FIXED_TREES, id="none there, fixed"),
+        pytest.param(True, Pinned(), id="one at the verifier, free"),
+        pytest.param(True, FIXED_TREES, id="one at the verifier, fixed", marks=pytest.mark.slow),
+        pytest.param(False, Pinned(), id="none there, free", marks=pytest.mark.slow),
+    ],
+)
 def test_answers_over_a_link_with_a_cut_equal_plain_decoding(
     folders: tuple[Path, Path, Path], bundle: Bundle, drafter: bool, pinned: Pinned
 ) -> None:

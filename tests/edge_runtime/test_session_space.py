@@ -154,10 +154,11 @@ POLICIES = {
 }
 
 
+QUICK = ("prefer-cloud", "cloud-only", "prefer-device", "sentence", "understudy, keep")
 #: with them three tokens have too many states
 LARGE = ("sentence", "understudy")
 CASES = [
-    *((name, 2) for name in POLICIES),
+    *(pytest.param(name, 2, marks=() if name in QUICK else pytest.mark.slow) for name in POLICIES),
     *(pytest.param(name, 3, marks=pytest.mark.slow) for name in POLICIES if not name.startswith(LARGE)),
 ]
 

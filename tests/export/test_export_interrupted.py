@@ -109,6 +109,7 @@ def test_a_finished_engine_that_a_power_cut_damaged_is_lowered_again(
     assert open_bundle(interrupted).manifest.engines.keys() == {"onnx", "executorch"}
 
 
+@pytest.mark.slow
 def test_engine_that_is_not_wanted_any_more_is_not_shipped(interrupted: Path, folders: Folders, reused: Reused) -> None:
     write_bundle(folders.options(interrupted, "fp32", "executorch"))
     bundle = open_bundle(interrupted)

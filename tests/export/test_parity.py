@@ -101,10 +101,11 @@ def logits_size(half: DeviceHalf, inputs: tuple[torch.Tensor, ...]) -> float:
     return max(1.0, float(half(*inputs)[0].abs().max()))
 
 
-FLOAT_BODY = pytest.param("fp32", 4, marks=pytest.mark.slow)
+QUICK = {("int8", None), ("int4", 4)}
+SOME_SLOW = [pytest.param(*kind, marks=() if kind in QUICK else pytest.mark.slow) for kind in CORRELATIONS]
 
 
-@pytest.mark.parametrize(("quant", "embedding_bits"), [*list(CORRELATIONS)[:-1], FLOAT_BODY])
+@pytest.mark.parametrize(("quant", "embedding_bits"), SOME_SLOW)
 def test_integers_agree_with_the_eager_model(
     bundles: Bundles, half: DeviceHalf, quant: str, embedding_bits: int | None
 ) -> None:

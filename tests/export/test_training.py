@@ -80,7 +80,7 @@ def assert_same_weights(one: Trainer, other: Trainer) -> None:
         assert torch.equal(a, b), name
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.slow)], ids=str)
 def test_loss_falls_and_agreement_rises(
     dtype: torch.dtype, config: MoAConfig, tmp_path: Path, one_thread: None
 ) -> None:
@@ -93,7 +93,13 @@ def test_loss_falls_and_agreement_rises(
     assert [p.step for p in progress] == list(range(1, progress[0].steps + 1))
 
 
-@pytest.mark.parametrize("family", VARIANTS)
+#: windows in some layers, no rotary positions in some
+QUICK = ("gemma3_text", "smollm3")
+
+
+@pytest.mark.parametrize(
+    "family", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in VARIANTS]
+)
 def test_drafters_of_every_family_learn(family: str, tmp_path: Path, one_thread: None) -> None:
     """Ten steps, on the features of layers with windows and without rotary positions too."""
     target = tiny_target(tiny_model(family, dtype=torch.float32))

@@ -305,6 +305,7 @@ def test_default_target_answers(default_target: Target) -> None:
     assert "Paris" in greedy_answer(default_target, "What is the capital of France?", 12)
 
 
+@pytest.mark.slow
 def test_default_target_has_what_a_bundle_needs(default_target: Target) -> None:
     assert default_target.tokenizer.chat_template
     assert default_target.tokenizer.convert_tokens_to_ids("<|im_end|>") in default_target.eos_ids
