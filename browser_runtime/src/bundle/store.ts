@@ -2,12 +2,12 @@
  * Bundles in the browser's own storage: fetched once, checked, kept under their sha-256, deletable.
  *
  * Files lie in a Cache under the hash of their content, so what two versions share is fetched once, an interrupted download
- * goes on where it was, and a broken file is fetched again. Without a secure context there is no storage: nothing is opened.
+ * is continued, and a broken file is fetched again. Without a secure context there is no storage: nothing is opened.
  */
 
 import { Bundle } from "./bundle.js";
-import { fetchFile, fetchText, KEY, keep, kept, openCache, type Progress } from "./files.js";
-import { BundleError, type FileEntry, MANIFEST, type Manifest, neededFiles, parseManifest } from "./manifest.js";
+import { fetchFile, fetchText, keep, keepOnly, keptText, openCache, type Progress } from "./files.js";
+import { BundleError, MANIFEST, type Manifest, neededFiles, parseManifest } from "./manifest.js";
 
 export type { Progress };
 
@@ -27,24 +27,23 @@ export class BundleStore {
     if (!globalThis.crypto?.subtle) {
       throw new BundleError("this page cannot check files: open it over https, or on this machine as localhost");
     }
-    const cache = await this.cache();
+    const cache = await openCache(this.name);
     const base = new URL(url.endsWith("/") ? url : `${url}/`, globalThis.location?.href);
-    const text = (await fetchText(new URL(MANIFEST, base), signal)) ?? (await keptText(cache));
+    const text = (await fetchText(new URL(MANIFEST, base), signal)) ?? (await keptText(cache, MANIFEST));
     if (text === null) throw new BundleError(`no bundle can be fetched from ${base.href}, and none is kept here`);
     const manifest = parseManifest(text);
     const names = neededFiles(manifest);
     const all = names.reduce((sum, name) => sum + manifest.files[name].bytes, 0);
     const files = new Map<string, Uint8Array<ArrayBuffer>>();
     this.notKept = cache ? "" : "this browser has no storage for pages like this one";
+    const keepPiece = async (name: string, data: Uint8Array<ArrayBuffer>) => {
+      this.notKept = (await keep(cache, name, data)) || this.notKept;
+    };
     let done = 0;
     for (const name of names) {
       const entry = manifest.files[name];
-      const before = done;
-      const tell = (bytes: number) => progress(before + bytes, all);
-      files.set(
-        name,
-        (await kept(cache, entry)) ?? (await this.fetchFile(cache, new URL(name, base), entry, tell, signal)),
-      );
+      const tell = (bytes: number) => progress(done + bytes, all);
+      files.set(name, await fetchFile(cache, new URL(name, base), entry, keepPiece, tell, signal));
       done += entry.bytes;
       progress(done, all);
     }
@@ -54,7 +53,7 @@ export class BundleStore {
 
   /** The manifest that is kept, or null. */
   async manifest(): Promise<Manifest | null> {
-    const text = await keptText(await this.cache());
+    const text = await keptText(await openCache(this.name), MANIFEST);
     return text === null ? null : parseManifest(text);
   }
 
@@ -63,31 +62,10 @@ export class BundleStore {
     await globalThis.caches?.delete(this.name);
   }
 
-  private async fetchFile(
-    cache: Cache | null,
-    url: URL,
-    entry: FileEntry,
-    progress: (bytes: number) => void,
-    signal?: AbortSignal,
-  ): Promise<Uint8Array<ArrayBuffer>> {
-    const data = await fetchFile(url, entry, progress, signal);
-    this.notKept = (await keep(cache, entry.sha256, data)) || this.notKept;
-    return data;
-  }
-
-  private cache(): Promise<Cache | null> {
-    return openCache(this.name);
-  }
-
   /** All of it is there: remember the version, and forget what only older ones need. */
   private async settle(cache: Cache | null, text: string, manifest: Manifest): Promise<void> {
     if (!cache || this.notKept) return;
     this.notKept = await keep(cache, MANIFEST, text);
-    const wanted = new Set([MANIFEST, ...neededFiles(manifest).map(name => manifest.files[name].sha256)]);
-    for (const { url } of await cache.keys()) if (!wanted.has(url.slice(KEY.length))) await cache.delete(url);
+    await keepOnly(cache, [MANIFEST, ...neededFiles(manifest).map(name => manifest.files[name].sha256)]);
   }
-}
-
-async function keptText(cache: Cache | null): Promise<string | null> {
-  return (await (await cache?.match(KEY + MANIFEST))?.text()) ?? null;
 }

@@ -1,6 +1,6 @@
 /** The understudy in the browser's own storage, beside the bundle: fetched when somebody asks for it, deletable. */
 
-import { fetchFile, fetchText, KEY, keep, kept, openCache, type Progress, sha256 } from "./files.js";
+import { fetchFile, fetchText, keep, keepOnly, kept, keptText, openCache, type Progress, sha256 } from "./files.js";
 import { BundleError, checkEntry, type FileEntry, MANIFEST, type UnderstudyEntry } from "./manifest.js";
 
 /** Version of the folder's layout and of the graph's arithmetic that is read here; of `outrider_core.targets.bundle`. */
@@ -48,14 +48,11 @@ export class UnderstudyStore {
   /** name: of the Cache. */
   constructor(readonly name = "outrider-understudy") {}
 
-  /** Whether it is complete. Its files were checked on arrival; `read` checks them again. */
+  /** Whether it is complete: its manifest is kept last. Its files were checked on arrival; `read` checks them again. */
   async has(entry: UnderstudyEntry): Promise<boolean> {
     if (!(await globalThis.caches?.has(this.name).catch(() => false))) return false; // opening it would make one
     const cache = await openCache(this.name);
-    const manifest = cache && (await keptManifest(cache, entry));
-    if (!manifest) return false;
-    for (const name of [MODEL, DATA]) if (!(await cache.match(KEY + manifest.files[name].sha256))) return false;
-    return true;
+    return (await keptText(cache, entry.manifestSha256)) !== null;
   }
 
   /**
@@ -68,53 +65,45 @@ export class UnderstudyStore {
     if (!cache) throw new BundleError("this browser has no storage for pages like this one, where it could be kept");
     const base = new URL(`${entry.folder}/`, new URL(url.endsWith("/") ? url : `${url}/`, globalThis.location?.href));
     const text = await fetchText(new URL(MANIFEST, base), signal);
-    if (text === null) throw new BundleError(`nothing answers at ${base.href}; go on by trying again`);
+    if (text === null) throw new BundleError(`nothing answers at ${base.href}; try again later`);
     const bytes = new TextEncoder().encode(text);
     const manifest = parseTarget(text);
     if ((await sha256(bytes)) !== entry.manifestSha256) {
       throw new BundleError(`${base.href} holds another bundle's understudy; copy this bundle's own to the server`);
     }
     const all = manifest.files[MODEL].bytes + manifest.files[DATA].bytes;
+    const mustKeep = async (name: string, data: Uint8Array<ArrayBuffer>) => {
+      const why = await keep(cache, name, data);
+      if (why) throw new BundleError(`the understudy cannot be kept: ${why}`);
+    };
     let done = 0;
     for (const name of [MODEL, DATA]) {
       const file = manifest.files[name];
-      const before = done;
-      if (!(await kept(cache, file))) {
-        const data = await fetchFile(new URL(name, base), file, read => progress(before + read, all), signal);
-        await mustKeep(cache, file.sha256, data);
-      }
+      const tell = (bytes: number) => progress(done + bytes, all);
+      await fetchFile(cache, new URL(name, base), file, mustKeep, tell, signal);
       done += file.bytes;
       progress(done, all);
     }
-    await mustKeep(cache, entry.manifestSha256, bytes);
-    const wanted = new Set([entry.manifestSha256, manifest.files[MODEL].sha256, manifest.files[DATA].sha256]);
-    for (const { url: key } of await cache.keys()) if (!wanted.has(key.slice(KEY.length))) await cache.delete(key);
+    await mustKeep(entry.manifestSha256, bytes);
+    await keepOnly(cache, [entry.manifestSha256, manifest.files[MODEL].sha256, manifest.files[DATA].sha256]);
   }
 
   /** The stored files, checked again. Throws BundleError. */
   async read(entry: UnderstudyEntry): Promise<TargetFiles> {
     const cache = await openCache(this.name);
-    const manifest = cache && (await keptManifest(cache, entry));
-    if (!manifest) throw new BundleError("the understudy is not in this browser; fetch it first");
-    const [model, data] = [await kept(cache, manifest.files[MODEL]), await kept(cache, manifest.files[DATA])];
-    if (!model || !data) throw new BundleError("the understudy is damaged in this browser's storage; fetch it again");
-    return { model, data, dataName: DATA, shape: manifest.shape };
+    const text = await keptText(cache, entry.manifestSha256);
+    if (!cache || text === null) throw new BundleError("the understudy is not in this browser; fetch it first");
+    const { files, shape } = parseTarget(text);
+    const [model, data] = [await kept(cache, files[MODEL]), await kept(cache, files[DATA])];
+    if (model && data) return { model, data, dataName: DATA, shape };
+    await keepOnly(cache, [files[MODEL].sha256, files[DATA].sha256]); // so that it does not count as here any more
+    throw new BundleError("the understudy is damaged in this browser's storage; fetch it again");
   }
 
   /** Delete all that is kept. */
   async delete(): Promise<void> {
     await globalThis.caches?.delete(this.name);
   }
-}
-
-async function keptManifest(cache: Cache, entry: UnderstudyEntry): Promise<TargetManifest | null> {
-  const text = await (await cache.match(KEY + entry.manifestSha256))?.text();
-  return text === undefined ? null : parseTarget(text);
-}
-
-async function mustKeep(cache: Cache, key: string, data: Uint8Array<ArrayBuffer>): Promise<void> {
-  const why = await keep(cache, key, data);
-  if (why) throw new BundleError(`the understudy cannot be kept: ${why}`);
 }
 
 /** From the text of the understudy's own manifest.json. Throws BundleError. */
