@@ -19,7 +19,7 @@ private const val PART = ".part"
 private const val TIMEOUT_MILLIS = 15_000
 private const val MANIFEST_BYTES = 1L shl 20
 
-/** Failures in a row, without a byte between them, after which a download ends. */
+/** Failures in a row, without a new byte between them, after which a download ends. */
 private const val FAILURES = 7
 private const val PAUSE_MILLIS = 100L
 
@@ -125,12 +125,13 @@ private class HttpFolder(private val address: URL, private val tls: SSLSocketFac
     /** Fetch on behind what [to] holds, [most] bytes at most in all, through as many cuts as bring something. */
     private suspend fun fetch(name: String, to: File, most: Long, progress: (Long) -> Unit) {
         var failures = 0
+        var furthest = to.length()
         while (true) {
-            val before = to.length()
             try {
                 return receive(name, to, most, progress)
             } catch (error: IOException) {
-                failures = if (to.length() > before) 0 else failures + 1
+                failures = if (to.length() > furthest) 0 else failures + 1
+                furthest = maxOf(furthest, to.length())
                 if (failures == FAILURES) throw BundleError("$address$name: ${error.message}; try again", error)
             }
             delay(PAUSE_MILLIS shl failures)

@@ -88,6 +88,15 @@ class DownloadTest {
     }
 
     @Test
+    fun aServerThatRefusesRangesAndCutsEachTimeIsGivenUp() {
+        server.refusesRanges = true
+        server.cutsLeft = Int.MAX_VALUE
+        server.cutAfter = 200_000
+        assertTrue("try again" in assertFailsWith<BundleError> { download() }.message!!)
+        assertFalse(folder.exists())
+    }
+
+    @Test
     fun theNextCallContinuesAndChecksWhatItFinds() {
         val part = File(root, "bundle.part").apply { mkdirs() }
         File(part, "a.bin").writeBytes(files.getValue("a.bin").copyOf(100_000))
@@ -168,6 +177,7 @@ private class FileServer : Closeable {
     var cutsLeft = 0
     var cutAfter = 0
     var ranges = true
+    var refusesRanges = false
 
     @Volatile
     var sent = 0
@@ -191,6 +201,7 @@ private class FileServer : Closeable {
         val from = if (ranges) begin ?: 0 else 0
         val status = when {
             data == null -> "404 Not Found"
+            refusesRanges && from > 0 -> "416 Range Not Satisfiable"
             from > 0 -> "206 Partial Content\r\nContent-Range: bytes $from-${data.size - 1}/${data.size}"
             else -> "200 OK"
         }
