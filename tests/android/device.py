@@ -83,7 +83,7 @@ class Device:
             "bundle": str(bundle), "server": server, "writer": "PREFER_CLOUD", "on_return": "REPAIR",
             "offline": "CONTINUE", "understudy": "COLD", "hash_understudy": False, "mode": None,
             "ahead": None, "offline_rate": 20.0, "token": None, "ca_file": None, "pins": [],
-            "patience": asdict(PATIENCE),
+            "own_transport": False, "patience": asdict(PATIENCE),
             **settings,
         }  # fmt: skip
         self.process: asyncio.subprocess.Process | None = None

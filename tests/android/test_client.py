@@ -136,9 +136,11 @@ def test_what_the_verifier_cannot_obey_ends_the_answer(
     assert not end["token_ids"]
 
 
+@pytest.mark.parametrize("own_transport", [False, True])
 def test_no_token_is_lost_in_fifty_answers_with_faults(
-    classpath: list[Path], folders: dict[str, Path], verifier: VerifierProcess, truth: Any
+    classpath: list[Path], folders: dict[str, Path], verifier: VerifierProcess, truth: Any, own_transport: bool
 ) -> None:
+    """Over the library's sockets, and over an app's own WebSocket, which sends no pings for the link."""
     rng = random.Random(0)
     faults: dict[str, int] = {}
 
@@ -161,7 +163,7 @@ def test_no_token_is_lost_in_fifty_answers_with_faults(
 
     async def run() -> list[Screen]:
         screens = []
-        async with linked(classpath, folders, verifier) as (device, link):
+        async with linked(classpath, folders, verifier, own_transport=own_transport) as (device, link):
             link.delay = 0.003
             for number in range(50):
                 prompt, sampling = rng.randrange(len(PROMPTS)), rng.randrange(len(SAMPLINGS))

@@ -18,6 +18,7 @@ import dev.outrider.core.events.Provisional
 import dev.outrider.core.events.RolledBack
 import dev.outrider.core.events.Shown
 import dev.outrider.core.events.Verified
+import dev.outrider.core.link.HttpClientTransport
 import dev.outrider.core.link.LinkRefused
 import dev.outrider.core.link.trusting
 import dev.outrider.core.runtime.EdgeRuntime
@@ -87,6 +88,7 @@ internal fun device(
         token = settings.field<String?>("token")?.let { { it } },
         tls = settings.field<String?>("ca_file")?.let { trusting(File(it).inputStream()) },
         pins = settings.strings("pins").toSet(),
+        transport = if (settings.field<Boolean>("own_transport")) HttpClientTransport() else null,
     )
     val pinned = Pinned(
         mode = settings.field<String?>("mode")?.let(Mode::valueOf), ahead = settings.field<Boolean?>("ahead"),

@@ -13,7 +13,7 @@ import kotlin.test.assertFailsWith
 import kotlin.test.assertIs
 import kotlin.test.assertTrue
 
-/** A link that an app's own WebSocket carries. */
+/** A link that an app's own WebSocket carries; against a real verifier: tests/android/test_client.py. */
 class TransportTest {
     private val events = LinkedBlockingQueue<LinkEvent>()
 
