@@ -22,13 +22,14 @@ class Phone(Device):
     """The app in a process of its own; `states` is all that its screen showed."""
 
     def __init__(
-        self, classpath: list[Path], bundle: Path, server: str | None, journal: Path, tiny: bool = True, *options: str
-    ) -> None:
+        self, classpath: list[Path], bundle: Path, server: str | None, journal: Path, tiny: bool = True, *options: str,
+        executorch: bool = False,
+    ) -> None:  # fmt: skip
         super().__init__(classpath, bundle, server)
         self.command = core.java(classpath, *options, "dev.outrider.app.chat.ClientKt")
         self.settings = {
             "bundle": str(bundle), "server": server, "writer": "PREFER_CLOUD", "journal": str(journal), "tiny": tiny,
-            "answer_tokens": MAX_NEW,
+            "answer_tokens": MAX_NEW, "executorch": executorch,
         }  # fmt: skip
         self.states: list[State] = []
 

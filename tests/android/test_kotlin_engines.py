@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ from outrider_core.protocol.sampling import Sampling
 from outrider_core.targets.source import TargetSource
 from tests import second
 from tests.android.device import Device, Screen
+from tests.android.phone import MAX_NEW, Phone, State, ended, text
 from tests.android.steps import Runner, random_steps
 
 DEFAULT = REPOSITORY / "build" / "bundle"
@@ -229,6 +230,26 @@ def test_it_writes_alone_what_python_writes(
                 assert end["reason"] == ("length" if len(end["token_ids"]) == 40 else "stop")
 
     asyncio.run(run())
+
+
+def test_the_app_opens_an_executorch_program_by_a_setting(
+    tools: core.Toolchain, app_classpath: list[Path], jvm: list[str], both: Bundle, tmp_path: Path
+) -> None:
+    """It writes what Python writes with that file, and refuses a bundle that has none."""
+    classpath = [*app_classpath, native.build_compat(tools)]
+
+    async def ask(bundle: Path, wanted: Callable[[State], bool]) -> State:
+        async with Phone(classpath, bundle, None, tmp_path / "journal", False, *jvm, executorch=True) as phone:
+            phone.say(QUESTION)
+            return await phone.until(wanted)
+
+    prompt = both.render_chat([{"role": "user", "content": QUESTION}])
+    pieces = asyncio.run(ask(both.folder, ended))["turns"][1][1]
+    wanted = asyncio.run(pythons(both, None, "executorch", prompt, Sampling(), MAX_NEW)).provisional
+    assert len(text(pieces, "provisional").split()) > 10 and wanted.startswith(text(pieces, "provisional").rstrip())
+    (tmp_path / "journal").unlink()
+    state = asyncio.run(ask(DEFAULT, lambda state: state["problem"] is not None))
+    assert state["problem"].endswith("holds no executorch engine (it has: onnx)")
 
 
 @dataclass

@@ -38,6 +38,7 @@ class SettingsActivity : Screen() {
     private val unsure by lazy { view<Switch>(R.id.unsure) }
     private val understudy by lazy { view<RadioGroup>(R.id.understudy) }
     private val bundle by lazy { view<TextView>(R.id.bundle) }
+    private val executorch by lazy { view<Switch>(R.id.executorch) }
     private val save by lazy { view<View>(R.id.save) }
 
     /** Of the bundle that was picked; null: the app's own. */
@@ -80,6 +81,7 @@ class SettingsActivity : Screen() {
         unsure.isChecked = settings.sure
         view<RadioButton>(UNDERSTUDIES.entries.first { it.value == settings.understudy }.key).isChecked = true
         bundleName = settings.bundle
+        executorch.isChecked = settings.executorch
     }
 
     private fun choose(name: String?) {
@@ -107,7 +109,7 @@ class SettingsActivity : Screen() {
         val settings = Settings(
             server.text.toString().trim(), WRITERS.getValue(writer.checkedRadioButtonId),
             if (keep.isChecked) OnReturn.KEEP else OnReturn.REPAIR, unsure.isChecked, bundleName,
-            UNDERSTUDIES.getValue(understudy.checkedRadioButtonId),
+            UNDERSTUDIES.getValue(understudy.checkedRadioButtonId), executorch.isChecked,
         )
         val typed = token.text.toString().trim()
         app.save(settings, if (forget.isChecked) "" else typed.ifEmpty { null })

@@ -33,13 +33,15 @@ class SettingsStore(context: Context) {
         bundle = preferences.getString("bundle", null),
         understudy = UnderstudyUse.entries.find { it.name == preferences.getString("understudy", null) }
             ?: UnderstudyUse.COLD,
+        executorch = preferences.getBoolean("executorch", false),
     )
 
     fun write(settings: Settings) {
         preferences.edit()
             .putString("server", settings.server).putString("writer", settings.writer.name)
             .putString("on_return", settings.onReturn.name).putBoolean("sure", settings.sure)
-            .putString("bundle", settings.bundle).putString("understudy", settings.understudy.name).commit()
+            .putString("bundle", settings.bundle).putString("understudy", settings.understudy.name)
+            .putBoolean("executorch", settings.executorch).commit()
     }
 
     /** null: there is none, or the key store has lost its key. */

@@ -16,7 +16,7 @@ class Opened(val bundle: Bundle, val runtime: EdgeRuntime, val deviceOnly: Boole
          */
         fun from(folder: File, settings: Settings, token: String?): Opened {
             val bundle = Bundle.open(folder)
-            val engine = openEngine(bundle)
+            val engine = openEngine(bundle, if (settings.executorch) "executorch" else null)
             try {
                 val understudy = openUnderstudy(bundle)
                 val runtime = EdgeRuntime(bundle, engine, settings.address, settings.options(token), understudy)

@@ -14,6 +14,7 @@ private const val EMULATOR_HOST = "10.0.2.2"
 /**
  * What the user chose. server: an address; empty: none. bundle: the name of one that the user picked; null: the app's
  * own. sure: stop writing alone where the device is unsure. understudy: when it is loaded, where the bundle has one.
+ * executorch: run the drafter's `.pte` file, not the first engine that bundle and app have.
  */
 data class Settings(
     val server: String = "",
@@ -22,6 +23,7 @@ data class Settings(
     val sure: Boolean = false,
     val bundle: String? = null,
     val understudy: UnderstudyUse = UnderstudyUse.COLD,
+    val executorch: Boolean = false,
 ) {
     val address: String? get() = server.trim().ifEmpty { null }
 

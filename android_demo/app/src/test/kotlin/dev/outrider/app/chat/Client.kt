@@ -36,7 +36,7 @@ fun main() {
     val folder = File(settings["bundle"] as String)
     val tiny = settings["tiny"] == true
     val writer = WhoWrites.entries.first { it.name == settings["writer"] }
-    var chosen = Settings(settings["server"] as String? ?: "", writer)
+    var chosen = Settings(settings["server"] as String? ?: "", writer, executorch = settings["executorch"] == true)
     val session = ChatSession(
         CoroutineScope(SupervisorJob() + Dispatchers.Default), Journal(File(settings["journal"] as String)),
         answerTokens = (settings["answer_tokens"] as Long).toInt(),
