@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -31,12 +32,19 @@ from tests.waiting import HANG, until
 
 CONSTRAINT = held_to(PERSON)
 GREEDY = Sampling()
-PLAIN = plain_decode(MODEL, PROMPT, GREEDY, 30)
 #: of two sessions with such a prompt a pool of CROWDED rows has room for one
 LONG, CROWDED = PROMPT * 60, 512
 LONG_CONSTRAINT = replace(CONSTRAINT, begin=len(LONG))
-LONG_TRUTH = plain_decode(MODEL, LONG, GREEDY, 40, rules=rules_of(LONG_CONSTRAINT))
-LONG_PLAIN = plain_decode(MODEL, LONG, GREEDY, 60)
+
+
+@cache
+def plain_text(long: bool = False) -> list[int]:
+    return plain_decode(MODEL, LONG if long else PROMPT, GREEDY, 60 if long else 30)
+
+
+@cache
+def long_truth() -> list[int]:
+    return plain_decode(MODEL, LONG, GREEDY, 40, rules=rules_of(LONG_CONSTRAINT))
 
 
 class Waiting:
@@ -110,7 +118,7 @@ def test_others_are_served_while_a_mask_is_made(first: int) -> None:
         assert not slow.done and verifier.batcher.alive and len(slow.drawn) == first
         let.set()
         assert until(lambda: slow.done)
-    assert plain.drawn == PLAIN
+    assert plain.drawn == plain_text()
     assert slow.drawn == held.drawn == truth_of(CONSTRAINT, GREEDY)
     assert not any("engine" in name for name in costly.threads | quick.threads)
 
@@ -122,7 +130,7 @@ def test_an_engine_that_can_run_nothing_before_a_mask_sleeps(others: int) -> Non
     costly = Waiting(let)
     with started(json_verifier(kv_tokens=CROWDED)) as direct:
         submit, direct.verifier.engine.mask_seconds = direct.verifier.submit, 0.02
-        asked = ask(submit, bytes(16), "", Rules(LONG_CONSTRAINT, costly), len(LONG_TRUTH), LONG)
+        asked = ask(submit, bytes(16), "", Rules(LONG_CONSTRAINT, costly), len(long_truth()), LONG)
         batcher, steps = direct.verifier.batcher, 0
         assert until(lambda: costly.threads)
         beside = [ask(submit, bytes(15) + bytes([1 + i]), f"{i}", None, 60, LONG) for i in range(others)]
@@ -143,8 +151,8 @@ def test_an_engine_that_can_run_nothing_before_a_mask_sleeps(others: int) -> Non
         assert steps < 5 and batcher.alive and not asked.drawn
         let.set()
         assert until(lambda: asked.done and all(each.done for each in beside))
-    assert asked.drawn == LONG_TRUTH
-    assert all(each.drawn == LONG_PLAIN for each in beside)
+    assert asked.drawn == long_truth()
+    assert all(each.drawn == plain_text(long=True) for each in beside)
 
 
 @pytest.mark.parametrize("sibling", [False, True])
@@ -166,7 +174,7 @@ def test_a_session_that_waits_for_masks_loses_no_rows_to_a_younger_claim(
         if sibling:
             ask(admit, bytes(15) + b"i", "other", None, 1, LONG[:100])
             hand.finish()
-        slow = ask(admit, bytes(16), "slow", Rules(LONG_CONSTRAINT, Metered(permits)), len(LONG_TRUTH), LONG)
+        slow = ask(admit, bytes(16), "slow", Rules(LONG_CONSTRAINT, Metered(permits)), len(long_truth()), LONG)
         session = verifier.sessions.get(bytes(16))
         assert session is not None
         while session.followed is None or not session.followed.held:
@@ -181,7 +189,7 @@ def test_a_session_that_waits_for_masks_loses_no_rows_to_a_younger_claim(
                 assert until(lambda: not followed.held)
             batcher.step()
         verifier.engine.masks.close()
-        assert slow.drawn == LONG_TRUTH and plain.drawn == LONG_PLAIN
+        assert slow.drawn == long_truth() and plain.drawn == plain_text(long=True)
         return hand.ran, verifier.engine.pool.evictions
 
     tokens, evictions = spent(0)
@@ -261,7 +269,7 @@ def test_a_panic_in_a_grammar_fails_its_own_answer_alone() -> None:
         plain = ask(direct.verifier.submit, bytes(15) + b"p", "b", None, 30)
         assert until(lambda: plain.done and broken.done)
         assert direct.verifier.alive
-    assert plain.drawn == PLAIN and not broken.drawn
+    assert plain.drawn == plain_text() and not broken.drawn
 
 
 def test_nothing_is_given_back_of_what_a_schema_is_charged() -> None:
