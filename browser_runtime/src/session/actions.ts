@@ -11,7 +11,7 @@ export interface Send {
   message: ClientMessage;
 }
 
-/** Draft a tree below `prefix`; answer with `Session.treeReady`. depth may be 0: only the bonus token is wanted. */
+/** Draft a tree below `prefix`; answer with `Session.treeReady`. depth 0: only the bonus token is wanted. */
 export interface DraftTree extends TreeSize {
   type: "DraftTree";
   prefix: number[];
@@ -19,8 +19,8 @@ export interface DraftTree extends TreeSize {
 }
 
 /**
- * Let the understudy draft a chain of `tokens` tokens behind `prefix`; answer with `Session.treeReady`, where the
- * seconds are those of the draft's steps: those of what was known, and of reading the text, do not count.
+ * Let the understudy draft a chain of `tokens` tokens after `prefix`; answer with `Session.treeReady`. Its seconds are those
+ * of the draft's steps, without known tokens and without reading the text.
  */
 export interface DraftChain {
   type: "DraftChain";
@@ -30,9 +30,8 @@ export interface DraftChain {
 }
 
 /**
- * Draft a tree below `prefix` that is not sent: what comes of it is seen in the stream. Answer with
- * `Session.treeCompared`. chain: in place of a tree, the understudy is to draft a chain of so many tokens, as of
- * DraftChain.
+ * Draft a tree below `prefix` that is not sent, to compare it with the stream. Answer with `Session.treeCompared`. chain:
+ * instead of a tree, the understudy drafts a chain of this many tokens, see DraftChain.
  */
 export interface Compare extends TreeSize {
   type: "Compare";
@@ -40,7 +39,7 @@ export interface Compare extends TreeSize {
   chain?: number;
 }
 
-/** Let `writer` write one token behind `prefix`; answer with `Session.tokenWritten`. */
+/** Let `writer` write one token after `prefix`; answer with `Session.tokenWritten`. */
 export interface WriteToken {
   type: "WriteToken";
   prefix: number[];
@@ -50,8 +49,8 @@ export interface WriteToken {
 
 /**
  * Let the understudy read `prefix`; answer with `Session.textRead(agreed, ...)`: how many of the tokens from `base` on it
- * would have written itself, up to the first that it would not. The reading may be given up where `Session.stillReads` says that
- * not awaited any more; agreed is null then.
+ * would have written itself, up to the first difference. Reading may be cancelled once `Session.stillReads` is false; agreed
+ * is null then.
  */
 export interface ReadText {
   type: "ReadText";
@@ -59,28 +58,28 @@ export interface ReadText {
   base: number;
 }
 
-/** Feature rows [n, 2, heads, headDim] of tokens at `positions` [n], which the drafter has not seen yet. */
+/** Feature rows [n, 2, heads, headDim] of tokens at `positions` [n], which the drafter lacks. */
 export interface AddRows {
   type: "AddRows";
   positions: number[];
   rows: Float32Array;
 }
 
-/** `tokens` are the target's; the first `confirmed` of them stood there as provisional already. */
+/** `tokens` are the target's; the first `confirmed` of them were shown as provisional. */
 export interface Commit {
   type: "Commit";
   tokens: number[];
   confirmed: number;
 }
 
-/** From here on `writer` writes alone. why: the understudy failed, in words for people; else "". */
+/** From here on `writer` writes offline. why: the understudy's failure, in words for people; else "". */
 export interface HandOver {
   type: "HandOver";
   writer: Writer;
   why: string;
 }
 
-/** `tokens`, written by the drafter alone, stay as they are: the answer continues behind them (`keep`). */
+/** `tokens`, written offline, stay as they are: the answer continues after them (`keep`). */
 export interface Adopt {
   type: "Adopt";
   tokens: number[];
@@ -88,7 +87,7 @@ export interface Adopt {
 
 export type Action =
   | Send
-  /** From now on let only verifiers that compute in `arithmetic` answer, or say nothing of how they compute. */
+  /** Accept only verifiers with this `arithmetic`, or with an unknown one, from now on. */
   | { type: "Pin"; arithmetic: string }
   | DraftTree
   | DraftChain
@@ -99,20 +98,20 @@ export type Action =
   | Commit
   | Adopt
   /**
-   * Grow the tree that was just sent on, where `Session.draftsAhead`, until the session's version changes; behind a
-   * chain, the understudy writes on.
+   * Grow the tree that was just sent, while `Session.draftsAhead`, until the session's version changes; after a chain, the
+   * understudy drafts on.
    */
   | { type: "DraftAhead"; version: number }
-  /** `writer` wrote `token` on its own. */
+  /** `writer` wrote `token` offline. */
   | { type: "Provide"; token: number; writer: Writer }
   | HandOver
-  /** The last `tokens` provisional tokens are withdrawn: the target, or the understudy, draws otherwise. */
+  /** The last provisional tokens, `tokens`, are rolled back: the target, or the understudy, draws otherwise. */
   | { type: "RollBack"; tokens: number[] }
   /** The verdict is overdue or the link is down. deadline: when it was due. */
   | { type: "Stall"; deadline: number }
   /** The target answers again. */
   | { type: "Resume" }
-  /** Writing alone stops until the target answers or `proceed` is called. */
+  /** Offline writing stops until the target answers or `proceed` is called. */
   | { type: "Pause"; reason: PauseReason }
   /** The link has been silent for too long: make another connection, unless it speaks first. */
   | { type: "Reconnect" }

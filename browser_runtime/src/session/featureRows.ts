@@ -7,7 +7,7 @@ import type { AddRows } from "./actions.js";
 export class RowsSeen {
   constructor(private readonly held: boolean[] = []) {}
 
-  /** The record of the first `length` positions. */
+  /** Return the record of the first `length` positions. */
   upTo(length: number): RowsSeen {
     return new RowsSeen(this.held.slice(0, length));
   }
@@ -19,10 +19,10 @@ export class RowsSeen {
   }
 
   /**
-   * Take in packed rows of positions `start` and on, at most `limit` of them.
+   * Unpack rows of positions `start` and on, at most `limit` of them.
    *
-   * Returns what is new to the drafter. Rows that do not unpack or lie outside of 0..`maxContext` are ignored:
-   * rows only ever cost speed.
+   * Returns those that are new to the drafter. Rows that do not unpack or lie outside of 0..`maxContext` are ignored: rows
+   * only ever cost speed.
    */
   add(start: number, data: Uint8Array, shape: RowShape, maxContext: number, limit?: number): AddRows[] {
     const total = data.length / shape.bytes;

@@ -1,4 +1,4 @@
-/** The one job under way, to draft or to write, and which results of jobs are still wanted. */
+/** The present job of drafter or understudy, and whether results are still wanted. */
 
 import type { Draft } from "../drafting/drafter.js";
 import type { Writer } from "./states.js";
@@ -8,28 +8,28 @@ export class JobSlot {
   busy: Writer | null = null;
   /** The tree to send next. */
   ready: Draft | null = null;
-  /** Of what is asked for; the result of a job of another version is stale. Nobody else changes it. */
+  /** Version of the request; the result of a job with another version is stale. Only this class changes it. */
   version = 0;
 
-  /** `writer` gets a job. Returns the version that it carries. */
+  /** Give `writer` a job. Returns its version. */
   take(writer: Writer): number {
     this.busy = writer;
     return this.version;
   }
 
-  /** The job has ended. Returns whose it was. */
+  /** Note that the job has ended. Returns whose it was. */
   done(): Writer | null {
     const writer = this.busy;
     this.busy = null;
     return writer;
   }
 
-  /** The job under way, if there is one, is no longer wanted. */
+  /** Mark the present job, if there is one, as no longer wanted. */
   cancel(): void {
     this.version++;
   }
 
-  /** Neither is the tree that was to be sent next: the text has changed, or the way it is written. */
+  /** Also drop the tree to be sent next: the text has changed, or the way it is written. */
   discard(): void {
     this.version++;
     this.ready = null;

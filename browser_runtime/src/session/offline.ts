@@ -7,27 +7,27 @@ import type { PauseReason, Writer } from "./states.js";
 
 /** Tokens over which the writer's confidence is averaged. */
 const CONFIDENCE_WINDOW = 8;
-/** Tokens that the drafter writes alone to finish a sentence, at most. */
+/** Most tokens that the drafter writes offline to finish a sentence. */
 const SENTENCE_TOKENS = 24;
-/** Tokens of new text after which an understudy that is kept warm reads on. */
+/** New tokens after which an understudy that is kept warm reads on. */
 const WARM_TOKENS = 64;
-/** Tokens that it may still have to read before it writes the first one alone: too few to notice. */
+/** Unread tokens at which it may write already: too few to notice. */
 const FEW_TOKENS = 8;
-/** Seconds that an answer waits at its end for a verifier that accepts it, where the last one dialled did not. */
+/** Seconds that an answer waits at its end for a verifier that accepts it, if the last one did not. */
 export const REFUSED_SECONDS = 10;
 
 /**
- * How far the understudy is. absent: there is none, or the policy wants none. done: it has read the text, or nearly all of
- * it, and can write. broken: it failed, and is not asked again.
+ * The understudy's progress in reading. absent: there is none, or the policy excludes it. done: it has read the text, or
+ * nearly all of it, and can write. broken: it failed, and is not asked again.
  */
 type Reading = "absent" | "idle" | "under way" | "done" | "broken";
 
 export class OfflineWriter {
   /** The target is silent. */
   active = false;
-  /** Why nothing is written, where that is so for a time. */
+  /** Why offline writing is paused; null if it is not. */
   paused: PauseReason | null = null;
-  /** The end of the wait for the target, once offline writing has stopped. */
+  /** When the wait for the target ends, once offline writing has stopped. */
   giveUpAt: number | null = null;
   private confidence: number[] = [];
   /** Tokens that the drafter wrote since the target fell silent; whether the last of them ended a sentence. */
@@ -47,9 +47,9 @@ export class OfflineWriter {
   private waitSeconds: number;
 
   /**
-   * understudy: there is one. sentenceEnds: tokens that end a sentence or a line. supported: the device's writers can be held
-   * to the answer's constraint, if it has one. usualWait: seconds that the target is waited for where nothing more can be
-   * written. drafter: there is one; else the understudy reads along, and alone writes.
+   * understudy: there is one. sentenceEnds: tokens that end a sentence or a line. supported: the device's writers can obey
+   * the answer's constraint, if it has one. usualWait: seconds to wait for the target once offline writing has stopped.
+   * drafter: there is one; otherwise only the understudy writes, and it reads along.
    */
   constructor(
     private readonly policy: Policy,
@@ -76,7 +76,7 @@ export class OfflineWriter {
     return !this.supported || this.policy.writer === "cloud-only";
   }
 
-  /** Nothing is written alone at present, whatever happens to the link. */
+  /** Offline writing is paused, whatever happens to the link. */
   get muted(): boolean {
     return this.silenced || this.paused !== null;
   }
@@ -98,7 +98,7 @@ export class OfflineWriter {
     return this.policy.writer === "prefer-device" && provisional < this.policy.lead;
   }
 
-  /** The drafter has written as much alone as is worth reading, or there is none. */
+  /** The drafter has written as much as is useful, or is missing. */
   private get drafterIsDone(): boolean {
     if (!this.drafter) return true;
     const limited = this.policy.offline === "sentence" && this.mayBeTakenBack && !this.urged;
@@ -112,7 +112,7 @@ export class OfflineWriter {
     this.active = true;
   }
 
-  /** The target answers again; a pause that somebody asked for stays. */
+  /** The target answers again; a pause by `pause` remains. */
   stop(): void {
     this.active = false;
     this.giveUpAt = null;
@@ -124,7 +124,7 @@ export class OfflineWriter {
     if (this.reading === "done" && !this.warm) this.reading = "idle";
   }
 
-  /** Nothing more can be written: wait for the target, but not forever. Returns false if it will not come. */
+  /** Wait a limited time for the target, as nothing more can be written. Returns false if it will not come. */
   wait(now: number): boolean {
     this.giveUpAt ||= now + (this.paused === "asked" ? this.usualWait : this.waitSeconds);
     return !this.deviceOnly || (this.muted && this.paused !== "limit");
@@ -137,7 +137,7 @@ export class OfflineWriter {
       this.giveUpAt = Math.min(this.giveUpAt, now + this.waitSeconds);
   }
 
-  /** A verifier accepts this answer: if it falls silent, wait for it as long as usual. */
+  /** Note that a verifier accepts this answer: if it falls silent, wait for it as long as usual. */
   accepted(): void {
     this.waitSeconds = this.usualWait;
   }
@@ -147,14 +147,14 @@ export class OfflineWriter {
     this.paused = reason;
   }
 
-  /** `proceed` was called. */
+  /** Lift a pause. */
   proceed(): void {
     this.paused = this.giveUpAt = null;
     this.urged = true;
     this.confidence = [];
   }
 
-  /** The device's writers can obey the answer's constraint from now on, or cannot. */
+  /** Set whether the device's writers can obey the answer's constraint. */
   setSupported(supported: boolean): void {
     this.supported = supported;
     if (supported && !this.paused) this.giveUpAt = null;
@@ -167,14 +167,14 @@ export class OfflineWriter {
     return this.reading === "idle" || this.reading === "under way";
   }
 
-  /** The understudy has read along, and can draft what the target verifies. */
+  /** The understudy has read along, and can draft for the target. */
   get drafts(): boolean {
     return this.warm && this.reading === "done";
   }
 
   /**
-   * Who writes the next token; why nobody does; or null if the drafter leaves that to the understudy, which is still
-   * reading.
+   * Return who writes the next token, or why none is written; null while the drafter waits for the understudy, which is
+   * still reading.
    */
   nextWriter(): "understudy" | "drafter" | "limit" | null {
     if (this.reading === "done") return "understudy";
@@ -184,7 +184,7 @@ export class OfflineWriter {
     return this.drafterIsDone ? "limit" : "drafter";
   }
 
-  /** `writer` writes the next token. */
+  /** Let `writer` write the next token. */
   handOver(writer: Writer): HandOver[] {
     if (writer === this.writer) return [];
     this.writer = writer;
@@ -193,8 +193,8 @@ export class OfflineWriter {
   }
 
   /**
-   * `writer` wrote `token`, to which it gives the probability `confidence`. Returns whether to go on: not where the policy
-   * wants a pause, as the last tokens had too little. An understudy that is about to write may be surer.
+   * Note that `writer` wrote `token` with probability `confidence`. Returns whether to continue: not if the policy wants a
+   * pause, as the last tokens were improbable. An understudy that will soon write may be surer.
    */
   wrote(token: number, confidence: number, writer: Writer): boolean {
     this.confidence = [...this.confidence, confidence].slice(-CONFIDENCE_WINDOW);
@@ -210,25 +210,25 @@ export class OfflineWriter {
 
   // --- the understudy reads ---
 
-  /** A request to read before the understudy writes. A drafter's first token comes before that work. */
+  /** Return a request to read before the understudy writes. A drafter's first token comes before that work. */
   readToWrite(committed: readonly number[], provisional: readonly number[]): ReadText[] {
     if (!this.active) return [];
     const text = [...committed, ...provisional];
     const unread = text.length - commonPrefix(this.text, text);
-    // the drafter writes the first token, where too little is read
+    // the drafter writes the first token if too little is read
     if (!provisional.length && this.reading === "done" && unread > FEW_TOKENS) this.gaveUp();
     const begun = provisional.length > 0 || this.deviceOnly || !this.drafter;
     return this.reading === "idle" && begun ? [this.ask(text, committed.length)] : [];
   }
 
-  /** The committed text, which it reads as it drafts behind it, so that it need not be asked to. */
+  /** Return the committed text, which the understudy reads as it drafts, so that it need not be requested. */
   readToDraft(committed: readonly number[]): number[] {
     const text = [...committed];
     this.text = text;
     return text;
   }
 
-  /** A request to read new committed text, if the understudy is kept warm and there is enough. */
+  /** Return a request to read new committed text, if the understudy is kept warm and there is enough. */
   readAlong(committed: readonly number[]): ReadText[] {
     const idle = this.reading === "idle" || this.reading === "done";
     const fresh = committed.length - this.text.length;
@@ -242,11 +242,10 @@ export class OfflineWriter {
   }
 
   /**
-   * The understudy has read the text, or gave that up (null); `agreed`: see `ReadText`.
+   * Note that the understudy has read the text, or has cancelled that (null); `agreed`: see `ReadText`.
    *
-   * Returns how many of the provisional tokens are worth keeping, as it would have written them itself; where none of those
-   * that it read are withdrawn, what the drafter wrote meanwhile, to be read while that one waits; null if nothing
-   * follows.
+   * Returns how many of the provisional tokens to keep, as it would have written them itself; if none of those that it read
+   * are withdrawn, a request to read what the drafter wrote meanwhile, while that one waits; null if nothing follows.
    */
   hasRead(
     agreed: number | null,
@@ -266,7 +265,7 @@ export class OfflineWriter {
     return this.ask(text, judged, true);
   }
 
-  /** It is not asked again. */
+  /** Stop using the understudy, as it failed. */
   understudyFailed(): void {
     this.reading = "broken";
     this.writer = "drafter";
@@ -280,7 +279,7 @@ export class OfflineWriter {
     return { type: "ReadText", prefix: text, base };
   }
 
-  /** Nothing is known to be read. */
+  /** Forget what the understudy has read. */
   private gaveUp(): void {
     this.reading = "idle";
     this.text = [];

@@ -82,7 +82,7 @@ export function settingsOf(record: AnswerRecord) {
   return { sampling, sessionId, constraint: constraintOrNull(record.constraint) };
 }
 
-/** Take up a recorded answer in a session that was made with its prompt and settings and has not started. */
+/** Restore a recorded answer in a session with its prompt and settings, which must not have started. */
 export function restore(session: Session, record: AnswerRecord): void {
   session.text.committed.push(...record.committed);
   session.text.provisional = [...record.provisional];

@@ -1,16 +1,16 @@
 /**
  * One answer as a pure state machine: events in, actions out. No I/O, no threads, no clock.
  *
- * The whole idea: `committed` tokens were drawn by the target (or are the prompt); `provisional` tokens behind them were
- * written without it. The user sees both. A verdict commits the accepted path and the token that the target drew behind it.
- * What of the provisional text agrees with these becomes verified; at the first difference the rest is rolled back
- * (`repair`) or stays as it is (`keep`). While provisional tokens remain, the next VERIFY is the chain of them instead of a
- * drafted tree: so late verdicts, catching up after an outage and the normal round are one rule. Three owners hold the
- * facts, and none of them knows the session: `VerifierState` the link, the request in flight and refusals; `OfflineWriter`
- * who writes while the target is silent; `JobSlot` the one job of drafter or understudy. Each returns values; `Session`
- * turns them into actions, and `Session.next` alone decides what to do.
+ * The whole idea: `committed` tokens were drawn by the target (or are the prompt); `provisional` tokens after them were
+ * written offline. The user sees both. A verdict commits the accepted path and the token that the target drew after it.
+ * Provisional text that agrees with these becomes verified; at the first difference the rest is rolled back (`repair`) or
+ * stays as it is (`keep`). While provisional tokens remain, the next VERIFY is the chain of them instead of a drafted tree:
+ * so late verdicts, catching up after an outage and the normal round follow one rule. Three objects hold the state, and none
+ * of them knows the session: `VerifierState` the link, the request in flight and refusals; `OfflineWriter` who writes while
+ * the target is silent; `JobSlot` the one job of drafter or understudy. Each returns values; `Session` turns them into
+ * actions, and `Session.next` alone decides what to do.
  *
- * Times are seconds on any monotonic clock, handed in with each event.
+ * Times are seconds on any monotonic clock, passed in with each event.
  */
 
 import { type Draft, NO_DRAFT } from "../drafting/drafter.js";
@@ -32,9 +32,9 @@ import { Transcript } from "./transcript.js";
 import { type Deadline, type Refusal, type VerifierSetup, VerifierState } from "./verifier.js";
 
 /**
- * prompt: token ids of the conversation so far. maxNew: committed tokens at most. rowShape: the drafter's. rowsSeen: the
+ * prompt: token ids of the conversation so far. maxNew: most committed tokens. rowShape: the drafter's. rowsSeen: the
  * prompt's rows that the drafter holds. understudy, drafter: there is one. sentenceEnds: tokens that end a sentence or a
- * line. obeys: the device's own writers can obey the constraint; where not, nothing is written alone.
+ * line. obeys: the device's own writers can obey the constraint; otherwise nothing is written offline.
  */
 export interface SessionSetup extends VerifierSetup {
   prompt: readonly number[];
@@ -100,8 +100,8 @@ export class Session {
   }
 
   /**
-   * Who is to draft on below the tree under way, or behind the chain; null: nobody, as it is not worth it, or the drafter has
-   * something else to do.
+   * Who drafts ahead, below the present tree or after the chain; null if that is not worthwhile or the drafter has another
+   * job.
    */
   get draftsAhead(): Writer | null {
     const request = this.verifier.inFlight;
@@ -124,8 +124,8 @@ export class Session {
   }
 
   /**
-   * The link is up and the hashes agree: OPEN with everything committed, and go on; with a verifier that computes
-   * otherwise than the one before, wait as if there is none.
+   * Continue on a new link whose hashes agree: OPEN with everything committed. A verifier with another arithmetic than the
+   * last one is not asked, as if there were none.
    *
    * rtt: seconds of the handshake, if it happened during this answer.
    */
@@ -142,7 +142,7 @@ export class Session {
     return [...actions, ...(supported ? this.open(now) : this.goOffline(now, now))];
   }
 
-  /** There is no link. refused: a verifier was there, and does not accept this device; another one may. */
+  /** Handle a lost link. refused: a verifier was there and does not accept this device; another one may. */
   linkDown(now: number, refused = false): Action[] {
     this.verifier.linkDown();
     if (refused) this.offline.expectReturn(REFUSED_SECONDS, now);
@@ -150,7 +150,7 @@ export class Session {
     return this.goOffline(now, now);
   }
 
-  /** A message for this stream arrived. */
+  /** Handle a message for this stream. */
   message(message: ServerMessage, now: number): Action[] {
     this.verifier.heard = now;
     if (this.finished) return [];
@@ -170,7 +170,7 @@ export class Session {
     }
   }
 
-  /** A tree was drafted in `seconds` (the answer to DraftTree), or a chain (to DraftChain). */
+  /** Take a tree (the answer to DraftTree) or a chain (to DraftChain), drafted in `seconds`. */
   treeReady(draft: Draft, version: number, now: number, seconds = 0): Action[] {
     const current = version === this.job.version;
     this.job.done();
@@ -180,13 +180,13 @@ export class Session {
     return this.next(now);
   }
 
-  /** A tree below the first `base` tokens was drafted in `seconds` (the answer to Compare). */
+  /** Take a tree below the first `base` tokens, drafted in `seconds` (the answer to Compare). */
   treeCompared(draft: Draft, base: number, seconds: number): Action[] {
     this.tuning.compared(draft, base, seconds);
     return [];
   }
 
-  /** A token was written, to which its writer gives the probability `confidence` (the answer to WriteToken). */
+  /** Take an offline token and its probability `confidence` (the answer to WriteToken). */
   tokenWritten(token: number, confidence: number, version: number, now: number): Action[] {
     const writer = this.job.done() ?? "drafter";
     const actions: Action[] = [];
@@ -200,8 +200,8 @@ export class Session {
   }
 
   /**
-   * The understudy has read what it was asked to; see `ReadText` for `agreed`. If the target is still silent, what it would
-   * not have written is withdrawn.
+   * Note that the understudy has read its text; see `ReadText` for `agreed`. If the target is still silent, tokens that it
+   * would not have written are withdrawn.
    */
   textRead(agreed: number | null, now: number): Action[] {
     if (this.finished) return [];
@@ -212,7 +212,7 @@ export class Session {
     return [...actions, ...this.next(now)];
   }
 
-  /** The understudy cannot be used: `why`, in words for people. The drafter writes on. */
+  /** Note that the understudy is unusable: `why`, in words for people. The drafter writes on. */
   understudyFailed(why: string, now: number): Action[] {
     this.offline.understudyFailed();
     this.tuning.understudyFailed();
@@ -221,7 +221,7 @@ export class Session {
     return [...(shown ? [{ type: "HandOver", writer: "drafter", why } as const] : []), ...this.next(now)];
   }
 
-  /** From now on the device's writers can obey the answer's constraint, or cannot. */
+  /** Set whether the device's writers can obey the answer's constraint. */
   setObeys(obeys: boolean, now: number): Action[] {
     if (this.finished || this.offline.supported === obeys) return [];
     this.offline.setSupported(obeys);
@@ -256,40 +256,40 @@ export class Session {
     }
   }
 
-  /** From now on draft trees, or let the target write alone and stream. */
+  /** Switch to draft trees, or let the target stream. */
   setMode(mode: Mode, now: number): Action[] {
     if (mode === this.mode || this.finished) return [];
     this.mode = mode;
     this.job.discard();
-    // a stream ends by CANCEL; OPEN says how much of it arrived
+    // a stream ends by CANCEL; OPEN tells how much of it arrived
     return this.verifier.streams ? [...this.verifier.cancel(), ...this.open(now)] : this.next(now);
   }
 
-  /** Write nothing alone until `proceed`: the battery is low, or the user said so. */
+  /** Stop writing offline until `proceed`: the battery is low, or the user asked for it. */
   pause(now: number): Action[] {
     if (this.finished || this.offline.paused === "asked") return [];
     return [this.pauseFor("asked"), ...this.next(now)];
   }
 
-  /** Write alone again where the policy lets. */
+  /** Allow writing offline again, as the policy says. */
   proceed(now: number): Action[] {
     if (this.finished || !this.offline.paused) return [];
     this.offline.proceed();
     return this.next(now);
   }
 
-  /** End the answer, which is no longer wanted or has failed. */
+  /** End the answer, which was cancelled or has failed. */
   cancel(reason: FinishReason = "cancelled"): Action[] {
     return this.finished ? [] : this.finish(reason);
   }
 
-  /** A stop string ended the text `surplus` committed tokens ago; even if they ended the answer themselves. */
+  /** End the answer at a stop string, `surplus` committed tokens ago; even if they ended the answer themselves. */
   stop(surplus: number): Action[] {
     this.text.withdraw(surplus);
     return [...this.text.withdrawProvisional(), ...this.finish("stop")];
   }
 
-  /** A stop string came in the provisional text: nothing more is written, unless it is taken back. */
+  /** Write nothing more after a stop string in the provisional text, unless it is rolled back. */
   enough(): void {
     this.text.enough = true;
   }
@@ -297,7 +297,7 @@ export class Session {
   // --- what to do next ---
 
   /**
-   * The one place that decides, in this order: catch up with what was written alone; let the device write, where it writes
+   * Decide what to do next; nothing else does. The order: catch up with offline text; let the device write, if it writes
    * first; let the target stream; send the tree that is ready; ask for the first token, which waits for no tree; write on
    * while the target is silent; have a tree drafted.
    */
@@ -322,7 +322,7 @@ export class Session {
     return idle && this.mode === "tree" ? this.draft() : [];
   }
 
-  /** Have a tree drafted, or a chain of the understudy. */
+  /** Have a tree drafted, or a chain by the understudy. */
   private draft(): Action[] {
     const [nodes, { room }] = [this.verifier.nodeLimit, this.text];
     const tokens = this.tuning.chain(nodes, room, this.offline.drafts, this.setup.drafter === false);
@@ -355,7 +355,7 @@ export class Session {
     return request;
   }
 
-  /** Ask for one more provisional token, where one may be written and the answer is not full. */
+  /** Request one more provisional token, if one may be written and the answer is not full. */
   private write(now: number): Action[] {
     const { offline, text, job } = this;
     if (text.full || !offline.mayWrite(text.provisional.length)) return offline.active ? this.wait(now) : [];
@@ -368,7 +368,7 @@ export class Session {
     return [...reading, ...offline.handOver(writer), token];
   }
 
-  /** Nothing more can be written alone: wait for the target, unless it refused the answer for good. */
+  /** Offline writing has stopped: wait for the target, unless it refused the answer permanently. */
   private wait(now: number): Action[] {
     const refused = this.verifier.refused && this.offline.paused !== "asked";
     return refused || !this.offline.wait(now) ? this.unanswered() : [];
@@ -380,7 +380,7 @@ export class Session {
 
   // --- what the verifier says ---
 
-  /** OPEN with everything committed; whatever was in progress is forgotten. */
+  /** OPEN with everything committed; forget whatever was in progress. */
   private open(now: number): Action[] {
     this.verifier.forgetRequest();
     const actions = this.policy.onReturn === "keep" ? this.adopt() : [];
@@ -390,7 +390,7 @@ export class Session {
     return [...actions, this.verifier.open(this.committed, this.setup.rowsSeen.leading()), ...this.next(now)];
   }
 
-  /** The accepted path and the token behind it are the target's: commit, measure, and choose how to go on. */
+  /** Commit the accepted path and the token after it, measure, and choose how to continue. */
   private settled(settled: Settled, rows: Uint8Array, now: number): Action[] {
     const { text, tuning, stats } = this;
     const base = this.committed.length;
@@ -406,7 +406,7 @@ export class Session {
     actions.push(...this.commit(keep ? fresh.slice(0, same) : fresh), ...this.resume());
     if (keep) return [...actions, ...this.open(now), ...this.choose(now)];
     if (text.over || settled.ended) return [...actions, ...this.complete()];
-    if (targetFirst(this.policy) && this.verifier.inFlight) actions.push(...this.compare()); // a stream goes on
+    if (targetFirst(this.policy) && this.verifier.inFlight) actions.push(...this.compare()); // a stream continues
     return [...actions, ...this.choose(now), ...this.next(now)];
   }
 
@@ -418,13 +418,13 @@ export class Session {
     return [{ type: "Compare", prefix: [...this.committed], ...bounds }];
   }
 
-  /** Tree or stream from here on. */
+  /** Choose tree or stream from here on. */
   private choose(now: number): Action[] {
     if (this.finished || !targetFirst(this.policy)) return [];
     return this.setMode(this.tuning.choose(this.offline.drafts), now);
   }
 
-  /** Take in rows of positions `start` and on; of a verdict's, `limit` belong to our text. */
+  /** Take rows of positions `start` and on; of a verdict's, `limit` belong to our text. */
   private addRows(start: number, data: Uint8Array, limit?: number): Action[] {
     return [...this.setup.rowsSeen.add(start, data, this.setup.rowShape, this.setup.maxContext, limit)];
   }
@@ -436,7 +436,7 @@ export class Session {
     return [...actions, ...this.offline.readAlong(this.committed)];
   }
 
-  /** Provisional text becomes part of the answer as it is. */
+  /** Make provisional text part of the answer as it is. */
   private adopt(): Action[] {
     const tokens = this.text.adopt();
     if (!tokens.length) return [];
@@ -444,7 +444,7 @@ export class Session {
     return [{ type: "Adopt", tokens }, ...this.resume()];
   }
 
-  /** Do what follows from a refusal. */
+  /** Carry out the consequence of a refusal. */
   private follow(refusal: Refusal, now: number): Action[] {
     switch (refusal) {
       case "ignore":
@@ -452,7 +452,7 @@ export class Session {
       case "reopen":
         return this.open(now);
       case "retry":
-      case "fatal": // nothing is asked again
+      case "fatal": // nothing is requested again
         return this.goOffline(now, now);
       case "full":
         return this.noRoom();
@@ -461,7 +461,7 @@ export class Session {
 
   // --- the target is silent, and the end ---
 
-  /** The target is silent: go on without it. */
+  /** Continue without the silent target. */
   private goOffline(due: number, now: number): Action[] {
     if (this.offline.active) return this.next(now);
     this.offline.start();
@@ -470,7 +470,7 @@ export class Session {
     return [{ type: "Stall", deadline: due }, ...this.next(now)];
   }
 
-  /** The target answers; say so where it was silent. */
+  /** Report that the target answers, if it was silent. */
   private resume(): Action[] {
     if (!this.offline.active) return [];
     this.offline.stop();
@@ -485,33 +485,30 @@ export class Session {
     return { type: "Pause", reason };
   }
 
-  /**
-   * The verifier's context is full: what was written alone stays as it is. One that has no room for any of the answer refuses
-   * it.
-   */
+  /** Handle a full context: offline text stays as it is. A verifier that has no room for any of the answer refuses it. */
   private noRoom(): Action[] {
     const { context } = this.verifier;
     this.verifier.complaint = `the verifier's context holds ${context} tokens; this conversation needs more`;
     return this.finish(this.text.length ? "length" : "refused");
   }
 
-  /** The target has written all of the answer. */
+  /** End the answer, which the target has written completely. */
   private complete(): Action[] {
     return [...this.text.withdrawProvisional(), ...this.finish(this.text.ended ? "stop" : "length")];
   }
 
-  /** The answer ends without the target; what was written alone stays. */
+  /** End the answer without the target; offline text stays. */
   private unanswered(): Action[] {
     return this.finish(this.verifier.refused ? "refused" : (this.text.endAlone ?? "unreachable"));
   }
 
-  /** The answer ends as it stands. */
+  /** End the answer as it is. */
   private finish(reason: FinishReason): Action[] {
     this.finished = reason;
     return [...this.verifier.cancel(), { type: "Done", reason }];
   }
 
-  /** Tokens of the text at most, whatever the verifier's context. */
+  /** Most tokens of the text, whatever the verifier's context. */
   private get ownLimit(): number {
     return Math.min(this.setup.prompt.length + this.setup.maxNew, this.setup.maxContext);
   }

@@ -6,7 +6,7 @@ export type State = "drafting" | "verifying" | "streaming" | "writing alone" | "
 export type Writer = "target" | "understudy" | "drafter";
 
 /**
- * unsure: the last tokens written had too little probability. limit: the drafter, with no understudy to follow it, has come
- * to the end of a sentence. asked: somebody called `pause`.
+ * The reason why offline writing is paused. unsure: the last tokens written were too improbable. limit: the drafter, without
+ * an understudy to follow it, has reached the end of a sentence. asked: `pause` was called.
  */
 export type PauseReason = "unsure" | "limit" | "asked";

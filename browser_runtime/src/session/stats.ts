@@ -16,7 +16,7 @@ export class SessionStats {
   catchUpRounds = 0;
   /** VERIFY and GENERATE sent. */
   calls = 0;
-  /** Tokens that the target wrote alone (GENERATE). */
+  /** Tokens that the target wrote by itself (GENERATE). */
   streamed = 0;
   /** Between VERIFY and its verdict, rounds of drafted trees only; of that, the verifier's engine. */
   waitSeconds = 0;
@@ -25,7 +25,7 @@ export class SessionStats {
   aheadRounds = 0;
   aheadHits = 0;
   aheadUsed = 0;
-  /** Tokens written alone; of these, by the understudy, verified later, withdrawn, and kept unverified (`keep`). */
+  /** Tokens written offline; of these, by the understudy, verified later, rolled back, and kept unverified (`keep`). */
   provisional = 0;
   understudy = 0;
   kept = 0;
@@ -35,7 +35,7 @@ export class SessionStats {
   pauses = 0;
   opens = 0;
 
-  /** The drafter has drafted a tree. The first one of an answer could not be drafted ahead. */
+  /** Count a drafted tree. The first one of an answer could not be drafted ahead. */
   drafted(draft: Draft): void {
     if (!this.rounds || draft.chain) return;
     this.aheadRounds++;
@@ -43,7 +43,7 @@ export class SessionStats {
     this.aheadUsed += draft.kept;
   }
 
-  /** A verdict brought `fresh` tokens. catchingUp: behind it stood provisional text. */
+  /** Count a verdict with `fresh` tokens. catchingUp: provisional text followed it. */
   settled(settled: Settled, fresh: number, catchingUp: boolean): void {
     if (settled.kind === "stream") {
       this.streamed += fresh;

@@ -5,7 +5,7 @@ export class RoundTimer {
   private smoothed: number | null = null;
   private deviation = 0;
 
-  /** first: before anything was measured. */
+  /** first: before any measurement. */
   constructor(
     readonly floor = 0.25,
     readonly ceiling = 3,
@@ -29,9 +29,9 @@ export class RoundTimer {
 }
 
 /**
- * Seconds. open: allowance for a verdict right behind OPEN, when the server may have to read the whole conversation first;
- * connect: how long a new answer waits for a first link; silence: how long past the deadline a silent link is waited for
- * before another is made; offline: how long an answer that cannot go on waits for the target.
+ * Limits in seconds. open: extra time for a verdict right after OPEN, when the server may have to prefill the whole
+ * conversation; connect: wait of a new answer for a first link; silence: time past the deadline before a silent link is
+ * replaced; offline: wait of an answer for the target once offline writing has stopped.
  */
 export interface Patience {
   open: number;

@@ -6,7 +6,7 @@ import type { Action } from "./actions.js";
 import type { Writer } from "./states.js";
 import type { SessionStats } from "./stats.js";
 
-/** This many tokens in a row that stand in the answer already are a loop. */
+/** This many tokens in a row that occur in the answer already are a loop. */
 const LOOP = 24;
 
 /** Tokens `begin` to `end` - 1 of an answer are `writer`'s. */
@@ -17,13 +17,13 @@ export interface Span {
 }
 
 /**
- * `committed`: the prompt and what the target drew. `provisional`, behind them: what was written alone.
+ * `committed`: the prompt and the tokens that the target drew. `provisional`, after them: offline tokens.
  *
- * begin: length of the prompt. limit: tokens at most, prompt included.
+ * begin: length of the prompt. limit: most tokens, prompt included.
  */
 export class Transcript {
   provisional: number[] = [];
-  /** Of the answer's tokens, provisional ones included, each one's. */
+  /** The writer of each of the answer's tokens, provisional ones included. */
   writers: Writer[] = [];
   /** A stop string came in the provisional text. */
   enough = false;
@@ -65,7 +65,7 @@ export class Transcript {
     return this.ended || this.committed.length >= this.limit;
   }
 
-  /** The text, provisional part included, is at its end; or the drafter only repeats itself. */
+  /** The text, provisional part included, is at its end, or the drafter only repeats itself. */
   get full(): boolean {
     return this.endAlone !== null;
   }
@@ -84,7 +84,7 @@ export class Transcript {
     return fresh.slice(0, Math.max(0, most));
   }
 
-  /** `writer` wrote `token` alone. */
+  /** Add `token`, which `writer` wrote offline. */
   provide(token: number, writer: Writer): void {
     this.provisional.push(token);
     this.writers.push(writer);
@@ -97,7 +97,7 @@ export class Transcript {
     return commonPrefix(fresh, this.provisional);
   }
 
-  /** `fresh` are the target's: what agrees is confirmed; at the first difference the rest is rolled back. */
+  /** Add the target's tokens `fresh`: confirm equal provisional ones, and roll the rest back at the first difference. */
   commit(fresh: number[]): Action[] {
     const same = this.agreeing(fresh);
     const actions = same < fresh.length ? this.withdrawProvisional(same) : [];
@@ -109,7 +109,7 @@ export class Transcript {
     return actions;
   }
 
-  /** Provisional text becomes part of the answer as it is. Returns its tokens. */
+  /** Make provisional text part of the answer as it is. Returns its tokens. */
   adopt(): number[] {
     const tokens = this.provisional;
     this.provisional = [];
@@ -118,7 +118,7 @@ export class Transcript {
     return tokens;
   }
 
-  /** Take the last `surplus` committed tokens back, adopted ones among them. */
+  /** Withdraw the last `surplus` committed tokens, adopted ones among them. */
   withdraw(surplus: number): void {
     const end = this.length - surplus;
     const gone = this.writers.splice(end, surplus).filter(writer => writer !== "target").length;
@@ -127,7 +127,7 @@ export class Transcript {
     this.stats.rolledBack += gone;
   }
 
-  /** Take all provisional tokens but the first `keep` back. */
+  /** Withdraw all provisional tokens but the first `keep`. */
   withdrawProvisional(keep = 0): Action[] {
     this.enough = false;
     const rest = this.provisional.splice(keep);
@@ -142,7 +142,7 @@ export class Transcript {
     return this.committed.length - this.begin;
   }
 
-  /** The last LOOP tokens were written alone and stand in the answer already. */
+  /** The last LOOP tokens were written offline and occur in the answer already. */
   private looping(): boolean {
     if (this.provisional.length < LOOP) return false;
     const answer = this.answer;

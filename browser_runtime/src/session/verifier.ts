@@ -20,27 +20,27 @@ import type { Requested, RequestKind, Settled } from "../speed/settled.js";
 import type { Action, Send } from "./actions.js";
 import { type Patience, RoundTimer } from "./timeouts.js";
 
-/** Seconds until OPEN is sent again where the verifier names no time. */
+/** Seconds until OPEN is sent again if the verifier names no time. */
 const RETRY_SECONDS = 1;
 const SHORTEST_RETRY = 0.05;
 
 /**
- * What is waited for; `Session.tick` says what happens when its time has passed. connect: the first link of an answer.
- * give up: the target's return, where nothing more can be written. retry: the moment that the verifier named when it
- * refused. reply: the reply to a request. renew: any message at all, before another connection is made.
+ * An awaited event; `Session.tick` acts when its time has passed. connect: the first link of an answer. give up: the
+ * target's return, once offline writing has stopped. retry: the time that the verifier named when it refused a request.
+ * reply: the reply to a request. renew: any message at all, before another connection is made.
  */
 export type Deadline = "connect" | "give up" | "retry" | "reply" | "renew";
 
 /**
- * What follows from a verifier's refusal. No text is lost by any. ignore: nothing: it says that of what was given up, or of
- * a link that ends after its replies. reopen: it knows another text, or none: OPEN again. retry: OPEN again later. fatal:
- * it would refuse that again: this link's verifier is not asked any more. full: its context is full.
+ * The consequence of a verifier's refusal. None loses text. ignore: nothing: it concerns a cancelled request, or a link that
+ * ends after its replies. reopen: it knows another text, or none: OPEN again. retry: OPEN again later. fatal: it would
+ * refuse again: this link's verifier is not asked any more. full: its context is full.
  */
 export type Refusal = "ignore" | "reopen" | "retry" | "fatal" | "full";
 
 /**
- * A request whose reply is awaited. sent, due: when it was sent, and when its reply is overdue; `sent` of a stream that has
- * begun is when its last token came.
+ * A request whose reply is awaited. sent, due: when it was sent, and when its reply is overdue; `sent` of a running stream
+ * is when its last token came.
  */
 export interface InFlight extends Requested {
   seq: number;
@@ -62,27 +62,27 @@ export interface VerifierSetup {
 /** The present verifier of one answer. */
 export class VerifierState {
   linked = false;
-  /** This link's verifier will never take what it was asked. */
+  /** This link's verifier permanently refused a request. */
   refused = false;
-  /** Why the verifier refused what it was asked last, in words for people; "" once it has answered. */
+  /** Why it refused the last request, in words for people; "" once it has answered. */
   complaint = "";
   inFlight: InFlight | null = null;
-  /** Of the last request. */
+  /** Number of the last request. */
   seq = 0;
   maxNodes = 64;
   /** Tokens that its answers may hold. */
   context: number;
-  /** The arithmetic of the answer's verified text; "" if there is none yet, or its verifier did not say. */
+  /** The arithmetic of the answer's verified text; "" without any, or if unknown. */
   pinned = "";
   /** The first link is waited for until then. */
   connectBy: number | null = null;
   /** When the link last delivered something. */
   heard = 0;
-  /** Nothing is asked before. */
+  /** Nothing is requested before. */
   private retryAt: number | null = null;
-  /** An OPEN was sent and no request since. */
+  /** OPEN was sent and no request since. */
   private freshOpen = false;
-  /** Nodes that it asks for now; larger trees it may prune. */
+  /** Its present wish, in nodes; it may prune larger trees. */
   private treeBudget = MAX_NODES;
   /** The arithmetic of the link's verifier; "" if unknown. */
   private offered = "";
@@ -100,7 +100,7 @@ export class VerifierState {
     return this.linked && !this.refused && !this.inFlight && this.retryAt === null;
   }
 
-  /** The target writes alone: its next token is awaited. */
+  /** The target streams: its next token is awaited. */
   get streams(): boolean {
     return this.inFlight?.kind === "stream";
   }
@@ -110,7 +110,7 @@ export class VerifierState {
     return this.pinned ? [{ type: "Pin", arithmetic: this.pinned }] : [];
   }
 
-  /** Of the next tree: nodes at most. */
+  /** Most nodes of the next tree. */
   get nodeLimit(): number {
     return Math.min(this.maxNodes, this.treeBudget);
   }
@@ -118,7 +118,7 @@ export class VerifierState {
   // --- the link ---
 
   /**
-   * The link is up. Returns whether its verifier supports the answer's constraint: one that does not would ignore it, so it
+   * Take a new link. Returns whether its verifier supports the answer's constraint. One that does not would ignore it, so it
    * is not asked.
    */
   linkUp(welcome: Welcome, now: number): boolean {
@@ -137,13 +137,13 @@ export class VerifierState {
     return false;
   }
 
-  /** There is no link. */
+  /** Handle a lost link. */
   linkDown(): void {
     this.linked = false;
     this.inFlight = this.retryAt = null;
   }
 
-  /** The link's verifier has written some of the answer: the rest is to be computed like that. */
+  /** Pin the arithmetic, as the link's verifier has written some of the answer. */
   pin(): Action[] {
     if (this.pinned || !this.offered) return [];
     this.pinned = this.offered;
@@ -152,12 +152,12 @@ export class VerifierState {
 
   // --- requests ---
 
-  /** Whatever was asked or waited for is given up. */
+  /** Forget every request and wait. */
   forgetRequest(): void {
     this.inFlight = this.retryAt = this.connectBy = null;
   }
 
-  /** OPEN with everything committed, of which the drafter holds the first `rowsHeld` feature rows. */
+  /** Return OPEN with everything committed; the drafter holds the first `rowsHeld` feature rows. */
   open(committed: readonly number[], rowsHeld: number): Send {
     this.freshOpen = true;
     const { stream, sessionId: session, sampling, constraint } = this.setup;
@@ -174,14 +174,14 @@ export class VerifierState {
     return { type: "Send", message: { type: "Verify", stream, seq, baseLen: base, ...packTree(tree) } };
   }
 
-  /** GENERATE at most `limit` tokens behind the first `base`. */
+  /** GENERATE at most `limit` tokens after the first `base`. */
   generate(base: number, limit: number, now: number): Send {
     this.start("stream", TokenTree.EMPTY, now, []);
     const [{ stream }, { seq }] = [this.setup, this];
     return { type: "Send", message: { type: "Generate", stream, seq, baseLen: base, maxNew: limit, rows: true } };
   }
 
-  /** CANCEL a stream, which would go on otherwise. */
+  /** CANCEL a stream, which would continue otherwise. */
   cancel(): Send[] {
     return this.streams && this.linked
       ? [{ type: "Send", message: { type: "Cancel", stream: this.setup.stream } }]
@@ -189,8 +189,8 @@ export class VerifierState {
   }
 
   /**
-   * A verdict came, where `base` tokens are committed. null: it is stale, as its request was given up. A GENERATE stays
-   * under way: its next token is awaited.
+   * Settle a verdict when `base` tokens are committed. null: it is stale, as its request was cancelled. A GENERATE stays in
+   * flight, as its next token is awaited.
    */
   settle(verdict: Verdict, base: number, now: number): Settled | null {
     const request = this.inFlight;
@@ -215,7 +215,7 @@ export class VerifierState {
     };
   }
 
-  /** The stream, after one more token; `timed`: it told its step's time. */
+  /** Return the stream after one more token; `timed`: it carried its step's time. */
   private awaitingMore(request: InFlight, timed: boolean, now: number): InFlight {
     const begun = request.clock !== "silent";
     const clock = timed ? (begun ? "running" : "first") : begun ? request.clock : "untimed";
@@ -234,9 +234,9 @@ export class VerifierState {
 
   // --- refusals ---
 
-  /** The verifier refused what it was asked last, or says that it ends. */
+  /** Handle an error: a refusal of the last request, or the verifier's end. */
   refuse(error: WireErrorMessage, now: number): Refusal {
-    // running work is still answered; then the link comes up elsewhere
+    // requests in flight are still answered; then the link comes up elsewhere
     if (error.code === ERR_GOING_AWAY && error.stream === -1) return "ignore";
     if (error.code === ERR_UNKNOWN) return this.resync(now);
     if (error.code === ERR_TOO_LONG) return "full";
@@ -251,12 +251,12 @@ export class VerifierState {
     return "retry";
   }
 
-  /** The verifier knows another text, or none. */
+  /** Handle a verifier that has another text, or none. */
   resync(now: number): Refusal {
-    if (!this.inFlight) return "ignore"; // the OPEN before what it says that of was refused
+    if (!this.inFlight) return "ignore"; // the OPEN before was refused
     if (!this.inFlight.afterOpen) return "reopen";
     this.inFlight = null;
-    this.retryAt = now + RETRY_SECONDS; // OPEN has just been of no help
+    this.retryAt = now + RETRY_SECONDS; // OPEN has just not helped
     return "retry";
   }
 
@@ -269,8 +269,8 @@ export class VerifierState {
   // --- deadlines ---
 
   /**
-   * All that is waited for, the most important first. offline: the reply is overdue already. giveUpAt: when the wait for the
-   * target's return ends.
+   * Return all deadlines, the most important first. offline: the reply is overdue already. giveUpAt: end of the wait for the
+   * target's return.
    */
   deadlines(offline: boolean, giveUpAt: number | null): [Deadline, number][] {
     const moments: [Deadline, number | null][] = [

@@ -1,16 +1,16 @@
-/** A request to the verifier that its verdict has settled: what was asked, what came of it, and what it took. */
+/** A request to the verifier after its verdict: the request, its outcome and its duration. */
 
 import type { TokenTree } from "../protocol/tree.js";
 
 /**
- * What the target is asked for. tree: to verify a tree of the drafter. chain: to verify a chain of the understudy.
- * catch up: to verify provisional text. stream: to write alone.
+ * The kind of a request to the target. tree: to verify a tree of the drafter. chain: to verify a chain of the understudy.
+ * catch up: to verify provisional text. stream: to decode by itself.
  */
 export type RequestKind = "tree" | "chain" | "catch up" | "stream";
 
 /**
- * What the verdicts of a stream have told so far of the time that its tokens take. silent: no token has come. untimed:
- * tokens have come, without a time. first: the first token told its step's time. running: a later one did too.
+ * How well the verdicts of a stream have timed its tokens so far. silent: no token has come. untimed: tokens have come,
+ * without a time. first: the first one carried its step's time. running: so did a later one.
  */
 export type StreamClock = "silent" | "untimed" | "first" | "running";
 
@@ -28,9 +28,9 @@ export interface Requested {
 
 /**
  * Seconds throughout. accepted: node numbers of the accepted path. tokens: those of the path and the one that the target
- * drew behind it. wait: since the request was sent, or since a stream's last token. engine, queue: the verifier's own part
- * of it. ended: behind the tokens the answer has ended. late: it came when it was overdue, so that an outage or a suspended
- * device made it wait, not the verifier. sameStep: a stream's token came of one step with the token before.
+ * drew after it. wait: since the request was sent, or since a stream's last token. engine, queue: the verifier's own part of
+ * it. ended: the answer has ended after the tokens. late: it came when it was overdue, so an outage or a suspended device
+ * delayed it, not the verifier. sameStep: a stream's token came from the same step as the token before.
  */
 export interface Settled extends Requested {
   accepted: readonly number[];
@@ -43,7 +43,7 @@ export interface Settled extends Requested {
   sameStep: boolean;
 }
 
-/** Whether the device drafted what was verified, so that the wait is a round's. */
+/** Whether the device drafted the verified tokens, so that the wait is that of a round. */
 export function wasDrafted({ kind, afterOpen }: Requested): boolean {
   return (kind === "tree" || kind === "chain") && !afterOpen;
 }

@@ -1,4 +1,4 @@
-/** Decides who writes while the target is silent: the drafter at once, the understudy once it has read. */
+/** Decides who writes while the target is silent: the drafter at once, the understudy once it has read the text. */
 package dev.outrider.core.session
 
 import dev.outrider.core.protocol.commonPrefix
@@ -6,21 +6,21 @@ import dev.outrider.core.protocol.commonPrefix
 /** Tokens over which the writer's confidence is averaged. */
 private const val CONFIDENCE_WINDOW = 8
 
-/** Tokens that the drafter writes alone to finish a sentence, at most. */
+/** Most tokens that the drafter writes offline to finish a sentence. */
 private const val SENTENCE_TOKENS = 24
 
-/** Tokens of new text after which an understudy that is kept warm reads on. */
+/** New tokens after which an understudy that is kept warm reads on. */
 private const val WARM_TOKENS = 64
 
-/** Tokens that it may still have to read before it writes the first one alone: too few to notice. */
+/** Unread tokens at which it may write already: too few to notice. */
 private const val FEW_TOKENS = 8
 
-/** Seconds that an answer waits at its end for a verifier that accepts it, where the last one dialled did not. */
+/** Seconds that an answer waits at its end for a verifier that accepts it, if the last one did not. */
 internal const val REFUSED_SECONDS = 10.0
 
 /** The understudy's progress in reading. */
 internal enum class Reading {
-    /** There is none, or the policy wants none. */
+    /** There is none, or the policy excludes it. */
     ABSENT,
 
     /** It has nothing to do. */
@@ -35,9 +35,10 @@ internal enum class Reading {
 }
 
 /**
- * drafter: there is one; else the understudy reads along, and alone writes. understudy: there is one. sentenceEnds:
- * tokens that end a sentence or a line. supported: the device's writers can obey the answer's constraint, if it
- * has one. usualWait: seconds that the target is waited for where nothing more can be written.
+ * Decides who writes one answer while the target is silent. drafter: there is one; otherwise only the understudy
+ * writes, and it reads along. understudy: there is one. sentenceEnds: tokens that end a sentence or a line. supported:
+ * the device's writers can obey the answer's constraint, if it has one. usualWait: seconds to wait for the target once
+ * offline writing has stopped.
  */
 internal class OfflineWriter(
     private val policy: Policy,
@@ -51,17 +52,17 @@ internal class OfflineWriter(
     private var wait = usualWait
     private val confidence = ArrayDeque<Double>()
     private var drafted = 0 // tokens that the drafter wrote since the target fell silent
-    private var endedSentence = false // by the last of them
-    private var urged = false // somebody asked to go on
+    private var endedSentence = false // with the last of them
+    private var urged = false // `proceed` was called
 
     @Volatile
     private var reading = if (understudy && policy.understudy != UnderstudyUse.OFF) Reading.IDLE else Reading.ABSENT
 
     @Volatile
-    private var read = emptyList<Int>() // what it was asked to read last,
+    private var read = emptyList<Int>() // the last text that it should read,
     private var base = 0 // ... of which the tokens from here on are the drafter's own
     private var holds = false // the drafter waits for it
-    private var writer = Writer.DRAFTER // who wrote the last token alone
+    private var writer = Writer.DRAFTER // of the last offline token
 
     /** The target is silent. */
     @Volatile
@@ -70,11 +71,11 @@ internal class OfflineWriter(
     var supported = supported
         private set
 
-    /** Why nothing is written, where that is so for a time. */
+    /** Why offline writing is paused; null if it is not. */
     var paused: PauseReason? = null
         private set
 
-    /** The end of the wait for the target. */
+    /** When the wait for the target ends, once offline writing has stopped. */
     var giveUpAt: Double? = null
         private set
 
@@ -86,7 +87,7 @@ internal class OfflineWriter(
     /** The device may write none of this answer. */
     val silenced: Boolean get() = !supported || policy.writer == WhoWrites.CLOUD_ONLY
 
-    /** Nothing is written alone at present, whatever happens to the link. */
+    /** Offline writing is paused, whatever happens to the link. */
     val muted: Boolean get() = silenced || paused != null
 
     /** The device writes without waiting for the target. */
@@ -103,7 +104,7 @@ internal class OfflineWriter(
     fun mayWrite(provisional: Int): Boolean =
         !muted && (active || policy.writer == WhoWrites.PREFER_DEVICE && provisional < policy.lead)
 
-    /** The drafter has written as much alone as is worth reading, or there is none. */
+    /** The drafter has written as much as is useful, or is missing. */
     private val drafterIsDone: Boolean
         get() {
             if (!drafter) return true
@@ -118,7 +119,7 @@ internal class OfflineWriter(
         active = true
     }
 
-    /** The target answers, and may have been silent; a pause that somebody asked for stays. */
+    /** The target answers, and may have been silent; a pause by `pause` remains. */
     fun stop(): List<Action> {
         if (!active) return emptyList()
         active = false
@@ -134,7 +135,7 @@ internal class OfflineWriter(
         return listOf(Resume)
     }
 
-    /** Nothing more can be written: wait for the target, but not forever. Returns false if it will not come. */
+    /** Wait a limited time for the target, as nothing more can be written. Returns false if it will not come. */
     fun awaitTarget(now: Double): Boolean {
         giveUpAt = giveUpAt ?: (now + if (paused == PauseReason.ASKED) usualWait else wait)
         return !deviceOnly || muted && paused != PauseReason.LIMIT
@@ -146,7 +147,7 @@ internal class OfflineWriter(
         if (paused != PauseReason.ASKED) giveUpAt = giveUpAt?.let { minOf(it, now + wait) }
     }
 
-    /** A verifier accepts this answer: if it falls silent, wait for it as long as usual. */
+    /** Note that a verifier accepts this answer: if it falls silent, wait for it as long as usual. */
     fun accepted() {
         wait = usualWait
     }
@@ -157,7 +158,7 @@ internal class OfflineWriter(
         return Pause(reason)
     }
 
-    /** `proceed` was called. */
+    /** Lift a pause. */
     fun proceed() {
         paused = null
         urged = true
@@ -165,7 +166,7 @@ internal class OfflineWriter(
         confidence.clear()
     }
 
-    /** The device's writers can obey the answer's constraint from now on, or cannot. */
+    /** Set whether the device's writers can obey the answer's constraint. */
     fun changeSupported(supported: Boolean) {
         this.supported = supported
         if (supported && paused == null) giveUpAt = null
@@ -176,10 +177,10 @@ internal class OfflineWriter(
     /** The understudy will write, but cannot yet. */
     val coming: Boolean get() = reading == Reading.IDLE || reading == Reading.UNDER_WAY
 
-    /** The understudy has read along, and can draft what the target verifies. */
+    /** The understudy has read along, and can draft for the target. */
     val drafts: Boolean get() = warm && reading == Reading.DONE
 
-    /** The writer of the next token; null: the drafter has written enough, or waits for the reading understudy. */
+    /** The writer of the next token; null: the drafter has written enough, or waits while the understudy reads. */
     val nextWriter: Writer?
         get() = when {
             reading == Reading.DONE -> Writer.UNDERSTUDY
@@ -187,7 +188,7 @@ internal class OfflineWriter(
             else -> Writer.DRAFTER
         }
 
-    /** [writer] writes the next token. */
+    /** Let [writer] write the next token. */
     fun handOver(writer: Writer): List<Action> {
         if (writer == this.writer) return emptyList()
         this.writer = writer
@@ -196,8 +197,8 @@ internal class OfflineWriter(
     }
 
     /**
-     * [writer] wrote [token], to which it gives the probability [sure]. Returns whether to go on: not where the policy
-     * wants a pause, as the last tokens had too little. An understudy that is about to write may be surer.
+     * Note that [writer] wrote [token] with probability [sure]. Returns whether to continue: not if the policy wants a
+     * pause, as the last tokens were improbable. An understudy that will soon write may be surer.
      */
     fun wrote(token: Int, sure: Double, writer: Writer): Boolean {
         confidence.addLast(sure)
@@ -212,21 +213,21 @@ internal class OfflineWriter(
 
     // --- the understudy reads ---
 
-    /** A request to read before the understudy writes. A drafter's first token comes before that work. */
+    /** Return a request to read before the understudy writes. A drafter's first token comes before that work. */
     fun readToWrite(committed: List<Int>, provisional: List<Int>): List<Action> {
         if (!active) return emptyList()
         val text = committed + provisional
         val unread = text.size - commonPrefix(read, text)
-        // the drafter writes the first token, where too little is read
+        // the drafter writes the first token if too little is read
         if (provisional.isEmpty() && reading == Reading.DONE && unread > FEW_TOKENS) gaveUp()
         val begun = provisional.isNotEmpty() || deviceOnly || !drafter
         return if (reading == Reading.IDLE && begun) listOf(ask(text, committed.size)) else emptyList()
     }
 
-    /** The committed text, which it reads as it drafts behind it, so that it need not be asked to. */
+    /** Return the committed text, which the understudy reads as it drafts, so that it need not be requested. */
     fun readToDraft(committed: List<Int>): List<Int> = committed.toList().also { read = it }
 
-    /** A request to read new committed text, if the understudy is kept warm and there is enough. */
+    /** Return a request to read new committed text, if the understudy is kept warm and there is enough. */
     fun readAlong(committed: List<Int>): List<Action> {
         val idle = reading == Reading.IDLE || reading == Reading.DONE
         val enough = committed.size - read.size >= if (read.isEmpty()) 1 else WARM_TOKENS
@@ -238,11 +239,10 @@ internal class OfflineWriter(
         reading == Reading.UNDER_WAY && read === action.prefix && (active || warm)
 
     /**
-     * The understudy has read the text, or gave that up (null); [agreed]: see [ReadText].
+     * Note that the understudy has read the text, or has cancelled that (null); [agreed]: see [ReadText].
      *
-     * Returns how many of the provisional tokens are worth keeping, as it would have written them itself; null if
-     * all that is there is, or nothing follows. The others are to be withdrawn, unless they are to be read first
-     * ([readOn]).
+     * Returns how many of the provisional tokens to keep, as it would have written them itself; null to keep all, or if
+     * nothing follows. The others are withdrawn, unless they must be read first ([readOn]).
      */
     fun hasRead(agreed: Int?, committed: List<Int>, provisional: List<Int>): Int? {
         val text = committed + provisional
@@ -255,13 +255,15 @@ internal class OfflineWriter(
         return if (active && judged < text.size) judged - committed.size else null
     }
 
-    /** If it agreed with all it read: a request to read what the drafter wrote meanwhile, while that one waits. */
+    /**
+     * If it agreed with all it read, return a request to read what the drafter wrote meanwhile, while that one waits.
+     */
     fun readOn(committed: List<Int>, provisional: List<Int>, keep: Int): ReadText? {
         val judged = committed.size + keep
         return if (judged < read.size) null else ask(committed + provisional, judged, holds = true)
     }
 
-    /** It is not asked again. */
+    /** Stop using the understudy, as it failed. */
     fun understudyFailed() {
         reading = Reading.BROKEN
         writer = Writer.DRAFTER
@@ -275,7 +277,7 @@ internal class OfflineWriter(
         return ReadText(text, base)
     }
 
-    /** Nothing is known to be read. */
+    /** Forget what the understudy has read. */
     private fun gaveUp() {
         reading = Reading.IDLE
         read = emptyList()

@@ -3,16 +3,16 @@ package dev.outrider.core.session
 
 /** The writer of an answer. */
 public enum class WhoWrites {
-    /** The target's text; the device writes where the target is silent. */
+    /** The target's text; the device writes while the target is silent. */
     PREFER_CLOUD,
 
-    /** The device writes at once and the target corrects it, at most [Policy.lead] tokens behind. */
+    /** The device writes at once, at most [Policy.lead] tokens ahead; the target corrects it. */
     PREFER_DEVICE,
 
-    /** The drafter drafts but never writes. */
+    /** The target's text alone: the device drafts, but never writes. */
     CLOUD_ONLY,
 
-    /** The device's text alone: no verifier is asked. */
+    /** The device's text alone: no verifier is contacted. */
     DEVICE_ONLY,
 }
 
@@ -28,8 +28,9 @@ public enum class OnReturn {
 /** How far the device writes offline. */
 public enum class Offline {
     /**
-     * An understudy to the end of the answer; without one the drafter finishes its sentence, as more of its own is not
-     * worth reading, and the answer waits for the link. [WhoWrites.DEVICE_ONLY], which waits for none, goes on.
+     * An understudy writes to the end of the answer; without one the drafter finishes its sentence, as more of its text
+     * would not be useful, and the answer waits for the link. [WhoWrites.DEVICE_ONLY], which waits for no link,
+     * continues.
      */
     SENTENCE,
 
@@ -49,8 +50,8 @@ public enum class UnderstudyUse {
     COLD,
 
     /**
-     * It reads along, so that it can write at once, and drafts for the target where that is faster; that costs
-     * computing time while the link is up.
+     * It reads along, so that it can write at once, and drafts for the target if that is faster. That costs computing
+     * time while the link is up.
      */
     WARM,
 
@@ -59,9 +60,11 @@ public enum class UnderstudyUse {
 }
 
 /**
- * minConfidence: a probability; lead: tokens. offlineRate: tokens per second written alone while the target may come
- * back, at most: faster than anybody reads, and no more than that would be taken back. A writer that was slow, or whose
- * words replace others, makes up for a second of it. Nothing holds [WhoWrites.DEVICE_ONLY] up.
+ * An app's choice who writes, and what happens to offline text. minConfidence: mean probability of the last tokens
+ * written, for [Offline.PAUSE]. lead: most unverified tokens, for [WhoWrites.PREFER_DEVICE]. offlineRate: most tokens
+ * per second written offline while the target may come back: no reader is faster, and less text is rolled back. A
+ * writer that was slow, or whose words replace others, may catch up one second of it. It does not limit
+ * [WhoWrites.DEVICE_ONLY].
  */
 public data class Policy(
     val writer: WhoWrites = WhoWrites.PREFER_CLOUD,
@@ -72,7 +75,7 @@ public data class Policy(
     val offlineRate: Double = 20.0,
     val understudy: UnderstudyUse = UnderstudyUse.COLD,
 ) {
-    /** The target writes wherever it can, so that trees and streams are alternatives. */
+    /** Whether the target writes whenever it can, so that trees and streams are alternatives. */
     internal val targetFirst: Boolean get() = writer == WhoWrites.PREFER_CLOUD || writer == WhoWrites.CLOUD_ONLY
 
     init {

@@ -18,12 +18,12 @@ import dev.outrider.core.protocol.unpackConstraint
 private const val VERSION = 1
 
 /**
- * What it takes to continue an answer, perhaps in another process: [toJson] now, [parse] then.
+ * The data to continue an answer, perhaps in another process: saved with [toJson], read with [parse].
  *
  * prompt, committed, provisional: token ids; writers: who wrote which of the answer's tokens, provisional ones
  * included; seq, stream, session (16 bytes): as on the wire; target: the hash of the target that answers; stop: strings
- * that end the answer; arithmetic: what the verified tokens were computed in, "" where that is unknown;
- * constraint: what the answer is held to. The JSON is the same as that of the Python runtime.
+ * that end the answer; arithmetic: of the verified tokens, "" if unknown; constraint: the answer's. The Python runtime
+ * writes the same JSON.
  *
  * Raises [IllegalArgumentException] if [writers] are not the answer's.
  */
@@ -50,7 +50,7 @@ public class AnswerRecord internal constructor(
         require(isArithmetic(arithmetic)) { "its arithmetic is not at most 64 printable characters" }
     }
 
-    /** JSON as the Python runtime writes it, too. */
+    /** Return the JSON, which the Python runtime reads too. */
     public fun toJson(): String = Json.write(
         mapOf(
             "version" to VERSION, "prompt" to prompt, "committed" to committed, "provisional" to provisional,
@@ -99,14 +99,14 @@ public class AnswerRecord internal constructor(
     }
 }
 
-/** The data for [restore]. target: the bundle's hash; stop: the strings that end the answer. */
+/** Return the data that [restore] needs. target: the bundle's hash; stop: the strings that end the answer. */
 internal fun recordOf(session: Session, target: String, stop: List<String>) = AnswerRecord(
     session.prompt, session.committed.drop(session.prompt.size), session.provisional, session.text.spans,
     session.sampling, session.maxNew, session.verifier.seq, session.stream, session.sessionId, target, stop,
     session.verifier.pinned, session.constraint,
 )
 
-/** Take up a recorded answer in a session that was made with its prompt and settings and has not started. */
+/** Restore a recorded answer in a session with its prompt and settings, which must not have started. */
 internal fun restore(session: Session, record: AnswerRecord) {
     session.text.restore(record)
     session.verifier.seq = record.seq

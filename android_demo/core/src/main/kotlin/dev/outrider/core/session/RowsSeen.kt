@@ -7,16 +7,17 @@ import dev.outrider.core.protocol.unpackRows
 internal class RowsSeen private constructor(private var seen: BooleanArray) {
     constructor() : this(BooleanArray(0))
 
-    /** Rows from position 0 on without a gap. */
+    /** How many of the first positions are held without a gap. */
     val leading: Int get() = seen.indexOf(false).let { if (it < 0) seen.size else it }
 
-    /** Those of the first [length] positions. */
+    /** Return the record of the first [length] positions. */
     fun upTo(length: Int) = RowsSeen(seen.copyOf(minOf(length, seen.size)))
 
     /**
-     * Packed rows of the positions [start] and on; [limit] of them belong to our text. Gives those that are new.
+     * Unpack rows of positions [start] and on; [limit] of them belong to our text. Returns those that are new to the
+     * drafter.
      *
-     * Rows only ever cost speed: what does not fit is left out.
+     * Rows that do not fit are ignored: rows only ever cost speed.
      */
     internal fun add(start: Int, data: ByteArray, shape: RowShape, maxContext: Int, limit: Int): List<Action> {
         if (data.size % shape.bytes != 0) return emptyList()

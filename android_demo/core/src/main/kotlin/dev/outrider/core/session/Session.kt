@@ -20,22 +20,22 @@ import dev.outrider.core.speed.Tuning
 /**
  * One answer as a pure state machine: events in, actions out. No I/O, no threads, no clock.
  *
- * The whole idea: `committed` tokens were drawn by the target (or are the prompt); `provisional` tokens behind them
- * were written without it. The user sees both. A verdict commits the accepted path and the token that the target drew
- * behind it. What of the provisional text agrees with these becomes verified; at the first difference the rest is
- * rolled back ([OnReturn.REPAIR]) or stays as it is ([OnReturn.KEEP]). While provisional tokens remain, the next VERIFY
- * is the chain of them instead of a drafted tree: so late verdicts, catching up after an outage and the normal round
- * are one rule. Three owners hold the facts, and none of them knows the session: [VerifierState] the link, the request
- * in flight and refusals; [OfflineWriter] who writes while the target is silent; [JobSlot] the one job of drafter or
+ * The whole idea: `committed` tokens were drawn by the target (or are the prompt); `provisional` tokens after them were
+ * written offline. The user sees both. A verdict commits the accepted path and the token that the target drew after it.
+ * Provisional text that agrees with these becomes verified; at the first difference the rest is rolled back
+ * ([OnReturn.REPAIR]) or stays as it is ([OnReturn.KEEP]). While provisional tokens remain, the next VERIFY is the
+ * chain of them instead of a drafted tree: so late verdicts, catching up after an outage and the normal round follow
+ * one rule. Three objects hold the state, and none of them knows the session: [VerifierState] the link, the request in
+ * flight and refusals; [OfflineWriter] who writes while the target is silent; [JobSlot] the one job of drafter or
  * understudy. Each returns values; the session turns them into actions, and [next] alone decides what to do.
  *
  * Feed events by calling the methods; each returns the actions to carry out, in order. Times are seconds on any
- * monotonic clock, handed in with each event. One thread calls; only [cancelled] and [stillReads] are for others too.
+ * monotonic clock, passed in with each event. One thread calls; only [cancelled] and [stillReads] are for others too.
  *
- * prompt: token ids of the conversation so far. maxNew: committed tokens at most. sessionId (16 bytes), stream: as on
- * the wire. rowShape: the drafter's. rowsSeen: of the prompt, as far as the drafter holds its rows. [Tuning]: what
- * measurements decide. drafter, understudy: there is one. constraint: of draws. obeys: the device's own writers can be
- * held to it; where not, nothing is written alone. sentenceEnds: tokens that end a sentence or a line.
+ * prompt: token ids of the conversation so far. maxNew: most committed tokens. sessionId (16 bytes), stream: as on the
+ * wire. rowShape: the drafter's. rowsSeen: the prompt's rows that the drafter holds. [Tuning]: choices by measurement.
+ * drafter, understudy: there is one. constraint: on the tokens drawn. obeys: the device's own writers can obey it;
+ * otherwise nothing is written offline. sentenceEnds: tokens that end a sentence or a line.
  */
 internal class Session(
     val prompt: List<Int>,
@@ -58,7 +58,7 @@ internal class Session(
     private val drafter: Boolean = true,
 ) {
     val stats = SessionStats()
-    private val ownLimit = minOf(prompt.size + maxNew, maxContext) // whatever the verifier's context
+    private val ownLimit = minOf(prompt.size + maxNew, maxContext) // most tokens, whatever the verifier's context
     internal val text = Transcript(prompt, ownLimit, eosIds, stats)
     internal val verifier = VerifierState(stream, sessionId, sampling, constraint, maxContext, patience, timer, stats)
     internal val offline = OfflineWriter(policy, understudy, sentenceEnds, obeys, patience.offline, drafter)
@@ -103,8 +103,8 @@ internal class Session(
     }
 
     /**
-     * The link is up and the hashes agree: OPEN with everything committed, and go on; with a verifier that computes
-     * otherwise than the one before, wait as if there is none. rtt: of the handshake, if it was during this answer.
+     * Continue on a new link whose hashes agree: OPEN with everything committed. A verifier with another arithmetic
+     * than the last one is not asked, as if there were none. rtt: of the handshake, if it happened during this answer.
      */
     fun linkUp(welcome: Welcome, now: Double, rtt: Double? = null): List<Action> {
         if (!welcome.computesIn(verifier.pinned)) return verifier.wanted + linkDown(now, refused = true)
@@ -116,7 +116,7 @@ internal class Session(
         return actions + if (supported) open(now) else goOffline(now, now)
     }
 
-    /** There is no link. refused: a verifier was there, and does not accept this device; another one may. */
+    /** Handle a lost link. refused: a verifier was there and does not accept this device; another one may. */
     fun linkDown(now: Double, refused: Boolean = false): List<Action> {
         verifier.linkDown()
         if (refused) offline.expectReturn(REFUSED_SECONDS, now)
@@ -124,7 +124,7 @@ internal class Session(
         return if (finished != null || verifier.connectBy != null) emptyList() else goOffline(now, now)
     }
 
-    /** A message for this stream arrived. */
+    /** Handle a message for this stream. */
     fun message(message: ServerMessage, now: Double): List<Action> {
         verifier.heard = now
         if (finished != null) return emptyList()
@@ -138,7 +138,7 @@ internal class Session(
         }
     }
 
-    /** A tree was drafted in [seconds] (the answer to [DraftTree]), or a chain (to [DraftChain]). */
+    /** Take a tree (the answer to [DraftTree]) or a chain (to [DraftChain]), drafted in [seconds]. */
     fun treeReady(draft: Draft, version: Int, now: Double, seconds: Double = 0.0): List<Action> {
         job.done()
         tuning.drafted(draft, seconds, version == job.version)
@@ -147,11 +147,11 @@ internal class Session(
         return next(now)
     }
 
-    /** A tree below the first [base] tokens was drafted in [seconds] (the answer to [Compare]). */
+    /** Take a tree below the first [base] tokens, drafted in [seconds] (the answer to [Compare]). */
     fun treeCompared(draft: Draft, base: Int, seconds: Double): List<Action> =
         emptyList<Action>().also { tuning.compared(draft, base, seconds) }
 
-    /** A token was written, to which its writer gives the probability [sure] (the answer to [WriteToken]). */
+    /** Take an offline token and its probability [sure] (the answer to [WriteToken]). */
     fun tokenWritten(token: Int, sure: Double, version: Int, now: Double): List<Action> {
         val writer = job.done() ?: Writer.DRAFTER
         if (cancelled(version) || !offline.mayWrite(provisional.size)) return next(now)
@@ -161,7 +161,10 @@ internal class Session(
         return listOf(Provide(token, writer)) + pause + next(now)
     }
 
-    /** The understudy has read what it was asked to; see [ReadText] for [agreed]. What it disagrees with goes. */
+    /**
+     * Note that the understudy has read its text; see [ReadText] for [agreed]. Tokens that it disagrees with are
+     * withdrawn.
+     */
     fun textRead(agreed: Int?, now: Double): List<Action> {
         if (finished != null) return emptyList()
         val keep = offline.hasRead(agreed, committed, provisional)
@@ -171,7 +174,7 @@ internal class Session(
         return (if (rest == null) text.withdrawProvisional(keep) else listOf(rest)) + next(now)
     }
 
-    /** The understudy cannot be used: [why], in words for people. The drafter writes on. */
+    /** Note that the understudy is unusable: [why], in words for people. The drafter writes on. */
     fun understudyFailed(why: String, now: Double): List<Action> {
         offline.understudyFailed()
         tuning.understudyFailed()
@@ -180,7 +183,7 @@ internal class Session(
         return told + next(now)
     }
 
-    /** From now on the device's writers can obey the answer's constraint, or cannot. */
+    /** Set whether the device's writers can obey the answer's constraint. */
     fun setObeys(obeys: Boolean, now: Double): List<Action> {
         if (finished != null || offline.supported == obeys) return emptyList()
         offline.changeSupported(obeys)
@@ -202,33 +205,33 @@ internal class Session(
         }
     }
 
-    /** From now on draft trees, or let the target write alone and stream. */
+    /** Switch to draft trees, or let the target stream. */
     fun changeMode(mode: Mode, now: Double): List<Action> {
         if (mode == this.mode || finished != null) return emptyList()
         this.mode = mode
         job.discard()
-        // a stream ends by CANCEL; OPEN says how much of it arrived
+        // a stream ends by CANCEL; OPEN tells how much of it arrived
         return if (verifier.streams) verifier.cancel() + open(now) else next(now)
     }
 
-    /** Write nothing alone until [proceed]: the battery is low, or the user said so. */
+    /** Stop writing offline until [proceed]: the battery is low, or the user asked for it. */
     fun pause(now: Double): List<Action> {
         if (finished != null || offline.paused == PauseReason.ASKED) return emptyList()
         return listOf(pauseFor(PauseReason.ASKED)) + next(now)
     }
 
-    /** Write alone again where the policy lets. */
+    /** Allow writing offline again, as the policy says. */
     fun proceed(now: Double): List<Action> {
         if (finished != null || offline.paused == null) return emptyList()
         offline.proceed()
         return next(now)
     }
 
-    /** End the answer, which is no longer wanted or has failed. */
+    /** End the answer, which was cancelled or has failed. */
     fun cancel(reason: FinishReason = FinishReason.CANCELLED): List<Action> =
         if (finished != null) emptyList() else finish(reason)
 
-    /** A stop string ended the text [surplus] committed tokens ago; even if they ended the answer themselves. */
+    /** End the answer at a stop string, [surplus] committed tokens ago; even if they ended the answer themselves. */
     fun stop(surplus: Int): List<Action> {
         text.withdraw(surplus)
         return text.withdrawProvisional() + finish(FinishReason.STOP)
@@ -237,7 +240,7 @@ internal class Session(
     // --- what to do next ---
 
     /**
-     * The one place that decides, in this order: catch up with what was written alone; let the device write, where it
+     * Decide what to do next; nothing else does. The order: catch up with offline text; let the device write, if it
      * writes first; let the target stream; send the tree that is ready; ask for the first token, which waits for no
      * tree; write on while the target is silent; have a tree drafted.
      */
@@ -261,7 +264,7 @@ internal class Session(
         return if (idle && mode == Mode.TREE) draft() else emptyList()
     }
 
-    /** Have a tree drafted, or a chain of the understudy. */
+    /** Have a tree drafted, or a chain by the understudy. */
     private fun draft(): List<Action> {
         val chain = tuning.chain(verifier.nodeLimit, text.room, offline.drafts, alone = !drafter)
         if (chain > 0) {
@@ -279,7 +282,7 @@ internal class Session(
         return verifier.verify(draft, text.room, committed.size, now)
     }
 
-    /** Ask for one more provisional token, where one may be written and the answer is not full. */
+    /** Request one more provisional token, if one may be written and the answer is not full. */
     private fun write(now: Double): List<Action> {
         if (text.full || !offline.mayWrite(provisional.size)) {
             return if (offline.active) awaitTarget(now) else emptyList()
@@ -291,7 +294,7 @@ internal class Session(
         return reading + offline.handOver(writer) + WriteToken(committed + provisional, job.take(writer), writer)
     }
 
-    /** Nothing more can be written alone: wait for the target, unless it refused the answer for good. */
+    /** Offline writing has stopped: wait for the target, unless it refused the answer permanently. */
     private fun awaitTarget(now: Double): List<Action> {
         val refused = verifier.refused && offline.paused != PauseReason.ASKED
         return if (refused || !offline.awaitTarget(now)) unanswered() else emptyList()
@@ -302,7 +305,7 @@ internal class Session(
 
     // --- what the verifier says ---
 
-    /** OPEN with everything committed; whatever was in progress is forgotten. */
+    /** OPEN with everything committed; forget whatever was in progress. */
     private fun open(now: Double): List<Action> {
         verifier.forgetRequest()
         val actions = if (policy.onReturn == OnReturn.KEEP) adopt() else emptyList()
@@ -311,7 +314,7 @@ internal class Session(
         return actions + verifier.open(committed, rowsSeen.leading) + next(now)
     }
 
-    /** The accepted path and the token behind it are the target's: commit, measure, and choose how to go on. */
+    /** Commit the accepted path and the token after it, measure, and choose how to continue. */
     private fun settled(settled: Settled, rows: ByteArray, now: Double): List<Action> {
         val base = committed.size
         val endsAt = base + settled.accepted.size
@@ -331,11 +334,11 @@ internal class Session(
         return actions + size?.let { listOf(Compare(committed.toList(), it)) }.orEmpty() + choose(now) + next(now)
     }
 
-    /** Tree or stream from here on. */
+    /** Choose tree or stream from here on. */
     private fun choose(now: Double): List<Action> =
         if (finished != null || !policy.targetFirst) emptyList() else changeMode(tuning.choose(offline.drafts), now)
 
-    /** Take in rows of positions [start] and on; of a verdict's, [limit] belong to our text. */
+    /** Take rows of positions [start] and on; of a verdict's, [limit] belong to our text. */
     private fun addRows(start: Int, data: ByteArray, limit: Int = Int.MAX_VALUE) =
         rowsSeen.add(start, data, rowShape, maxContext, limit)
 
@@ -346,7 +349,7 @@ internal class Session(
         return actions + offline.readAlong(committed)
     }
 
-    /** Provisional text becomes part of the answer as it is. */
+    /** Make provisional text part of the answer as it is. */
     private fun adopt(): List<Action> {
         val tokens = text.adopt()
         if (tokens.isEmpty()) return emptyList()
@@ -354,7 +357,7 @@ internal class Session(
         return listOf(Adopt(tokens)) + offline.stop()
     }
 
-    /** Do what follows from a refusal: from one for good what follows from silence, but nothing is asked again. */
+    /** Carry out the consequence of a refusal: a permanent one is like silence, but nothing is requested again. */
     private fun follow(refusal: Refusal, now: Double): List<Action> = when (refusal) {
         Refusal.IGNORE -> emptyList()
         Refusal.REOPEN -> open(now)
@@ -364,7 +367,7 @@ internal class Session(
 
     // --- the target is silent, and the end ---
 
-    /** The target is silent: go on without it. */
+    /** Continue without the silent target. */
     private fun goOffline(due: Double, now: Double): List<Action> {
         verifier.connectBy = null
         if (offline.active) return next(now)
@@ -380,21 +383,21 @@ internal class Session(
         return offline.pause(reason).also { job.cancel() }
     }
 
-    /** The verifier's context is full: what was written alone stays. With no room for any of it, it is refused. */
+    /** Handle a full context: offline text stays. A verifier that has no room for any of the answer refuses it. */
     private fun noRoom(): List<Action> {
         verifier.complaint = "the verifier's context holds ${verifier.context} tokens; this conversation needs more"
         return finish(if (committed.size > prompt.size) FinishReason.LENGTH else FinishReason.REFUSED)
     }
 
-    /** The target has written all of the answer. */
+    /** End the answer, which the target has written completely. */
     private fun complete(): List<Action> =
         text.withdrawProvisional() + finish(if (text.ended) FinishReason.STOP else FinishReason.LENGTH)
 
-    /** The answer ends without the target; what was written alone stays. */
+    /** End the answer without the target; offline text stays. */
     private fun unanswered(): List<Action> =
         finish(if (verifier.refused) FinishReason.REFUSED else text.endAlone ?: FinishReason.UNREACHABLE)
 
-    /** The answer ends as it stands. */
+    /** End the answer as it is. */
     private fun finish(reason: FinishReason): List<Action> =
         (verifier.cancel() + Done(reason)).also { finished = reason }
 }

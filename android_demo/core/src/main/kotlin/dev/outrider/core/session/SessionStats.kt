@@ -19,7 +19,7 @@ public class SessionStats internal constructor() {
     /** VERIFY and GENERATE sent. */
     public var calls: Int = 0; internal set
 
-    /** Tokens that the target wrote alone. */
+    /** Tokens that the target wrote by itself (GENERATE). */
     public var streamed: Int = 0; internal set
 
     /** Between VERIFY and its verdict, rounds of drafted trees only; and of that, the verifier's engine. */
@@ -31,7 +31,7 @@ public class SessionStats internal constructor() {
     public var aheadHits: Int = 0; internal set
     public var aheadUsed: Int = 0; internal set
 
-    /** Tokens written alone; of these by the understudy, verified later, rolled back, or kept unverified. */
+    /** Tokens written offline; of these, by the understudy, verified later, rolled back, or kept unverified. */
     public var provisional: Int = 0; internal set
     public var understudy: Int = 0; internal set
     public var kept: Int = 0; internal set
@@ -41,7 +41,7 @@ public class SessionStats internal constructor() {
     public var pauses: Int = 0; internal set
     public var opens: Int = 0; internal set
 
-    /** The drafter has drafted a tree. The first one of an answer could not be drafted ahead. */
+    /** Count a drafted tree. The first one of an answer could not be drafted ahead. */
     internal fun drafted(draft: Draft) {
         if (rounds == 0 || draft.chain) return
         aheadRounds++
@@ -49,7 +49,7 @@ public class SessionStats internal constructor() {
         aheadUsed += draft.kept
     }
 
-    /** A verdict brought [fresh] tokens. catchingUp: behind it stood provisional text. */
+    /** Count a verdict with [fresh] tokens. catchingUp: provisional text followed it. */
     internal fun settled(settled: Settled, fresh: Int, catchingUp: Boolean) {
         if (settled.kind == RequestKind.STREAM) {
             streamed += fresh

@@ -5,7 +5,7 @@ import dev.outrider.core.protocol.FinishReason
 
 /** The state of an answer; docs/design.md shows the transitions. */
 internal enum class State {
-    /** No request is under way; the drafter is growing a tree, or waits for the first link. */
+    /** No request is in flight; the drafter is growing a tree, or waits for the first link. */
     DRAFTING,
 
     /** The verdict on a tree is awaited. */
@@ -14,7 +14,7 @@ internal enum class State {
     /** The target writes; its next token is awaited. */
     STREAMING,
 
-    /** The target is silent, and the device writes. */
+    /** The target is silent, and the device writes offline. */
     ALONE,
 
     /** The target is silent, and nothing is written. */
@@ -42,14 +42,14 @@ public enum class Writer {
     DRAFTER,
 }
 
-/** Why nothing is written alone. */
+/** The reason why offline writing is paused. */
 internal enum class PauseReason {
-    /** The last tokens written had too little probability. */
+    /** The last tokens written were too improbable. */
     UNSURE,
 
-    /** The drafter, with no understudy to follow it, has come to the end of a sentence. */
+    /** The drafter, without an understudy to follow it, has reached the end of a sentence. */
     LIMIT,
 
-    /** Somebody called [Session.pause]. */
+    /** [Session.pause] was called. */
     ASKED,
 }

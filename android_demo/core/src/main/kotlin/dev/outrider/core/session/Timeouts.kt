@@ -4,8 +4,8 @@ package dev.outrider.core.session
 import kotlin.math.abs
 
 /**
- * When a reply is overdue: smoothed round time plus four deviations (as TCP does, RFC 6298), within [floor] and
- * [ceiling]. first: before anything was measured.
+ * Time until a reply is overdue: smoothed round time plus four deviations (as TCP does, RFC 6298), within [floor] and
+ * [ceiling]. first: before any measurement.
  */
 internal class RoundTimer(val floor: Double = 0.25, val ceiling: Double = 3.0, val first: Double = 2.0) {
     private var smoothed: Double? = null
@@ -29,9 +29,9 @@ internal class RoundTimer(val floor: Double = 0.25, val ceiling: Double = 3.0, v
 }
 
 /**
- * Seconds. open: allowance for a verdict right behind OPEN, when the server may have to prefill the whole conversation;
- * connect: how long a new answer waits for a first link; silence: how long past the deadline a silent link is waited
- * for before another is made; offline: how long an answer that cannot go on waits for the target.
+ * Limits in seconds. open: extra time for a verdict right after OPEN, when the server may have to prefill the whole
+ * conversation; connect: wait of a new answer for a first link; silence: time past the deadline before a silent link is
+ * replaced; offline: wait of an answer for the target once offline writing has stopped.
  */
 public data class Patience(
     val open: Double = 3.0,

@@ -3,15 +3,15 @@ package dev.outrider.core.session
 import dev.outrider.core.protocol.FinishReason
 import dev.outrider.core.protocol.commonPrefix
 
-/** This many tokens in a row that stand in the answer already are a loop. */
+/** This many tokens in a row that occur in the answer already are a loop. */
 private const val LOOP = 24
 
 /** Tokens [begin] until [end] of an answer are [writer]'s. */
 public data class Span(val begin: Int, val end: Int, val writer: Writer)
 
 /**
- * The tokens of one answer: `committed` ones were drawn by the target (or are the prompt), `provisional` ones behind
- * them were written alone. limit: tokens at most, prompt included.
+ * The tokens of one answer: `committed` ones were drawn by the target (or are the prompt), `provisional` ones after
+ * them were written offline. limit: most tokens, prompt included.
  */
 internal class Transcript(
     private val prompt: List<Int>,
@@ -23,7 +23,7 @@ internal class Transcript(
     var provisional = emptyList<Int>()
         private set
 
-    /** Of the answer's tokens, provisional ones included, each one's. */
+    /** The writer of each of the answer's tokens, provisional ones included. */
     private val writers = ArrayList<Writer>()
 
     /** Who wrote which part of the answer, in order. */
@@ -46,7 +46,7 @@ internal class Transcript(
 
     val over: Boolean get() = ended || committed.size >= limit
 
-    /** The text, provisional part included, is at its end; or the drafter only repeats itself. */
+    /** The text, provisional part included, is at its end, or the drafter only repeats itself. */
     val full: Boolean get() = endAlone != null
 
     /** How the text has ended, provisional part included; null if more may follow. */
@@ -69,7 +69,7 @@ internal class Transcript(
         for (span in record.writers) repeat(span.end - span.begin) { writers += span.writer }
     }
 
-    /** [writer] wrote [token] alone. */
+    /** Add [token], which [writer] wrote offline. */
     fun provide(token: Int, writer: Writer) {
         provisional = provisional + token
         writers += writer
@@ -77,7 +77,7 @@ internal class Transcript(
         if (writer == Writer.UNDERSTUDY) stats.understudy++
     }
 
-    /** The last [LOOP] tokens were written alone and stand in the answer already. */
+    /** The last [LOOP] tokens were written offline and occur in the answer already. */
     private val looping: Boolean
         get() {
             val tail = provisional.takeLast(LOOP)
@@ -89,7 +89,9 @@ internal class Transcript(
     /** Count the tokens of [fresh] that agree with the provisional text. */
     fun agreeing(fresh: List<Int>): Int = commonPrefix(fresh, provisional)
 
-    /** [fresh] are the target's: what agrees is confirmed, and at the first difference the rest is rolled back. */
+    /**
+     * Add the target's tokens [fresh]: confirm equal provisional ones, and roll the rest back at the first difference.
+     */
     fun commit(fresh: List<Int>): List<Action> = buildList {
         val same = agreeing(fresh)
         if (same < fresh.size) addAll(withdrawProvisional(same))
@@ -102,7 +104,7 @@ internal class Transcript(
         if (fresh.isNotEmpty()) add(Commit(fresh, same))
     }
 
-    /** Provisional text becomes part of the answer as it is. */
+    /** Make provisional text part of the answer as it is. */
     fun adopt(): List<Int> {
         val tokens = provisional
         provisional = emptyList()
@@ -113,7 +115,7 @@ internal class Transcript(
         return tokens
     }
 
-    /** Takes the last [surplus] committed tokens back, adopted ones among them. */
+    /** Withdraw the last [surplus] committed tokens, adopted ones among them. */
     fun withdraw(surplus: Int) {
         val last = writers.subList(written - surplus, written)
         val withdrawn = last.count { it != Writer.TARGET }
@@ -123,7 +125,7 @@ internal class Transcript(
         stats.rolledBack += withdrawn
     }
 
-    /** Takes all provisional tokens but the first [keep] back. */
+    /** Withdraw all provisional tokens but the first [keep]. */
     fun withdrawProvisional(keep: Int = 0): List<Action> {
         val rest = provisional.drop(keep)
         enough = false

@@ -26,20 +26,20 @@ import dev.outrider.core.speed.RequestKind
 import dev.outrider.core.speed.Settled
 import dev.outrider.core.speed.StreamClock
 
-/** Seconds until OPEN is sent again where the verifier names no time, and at least. */
+/** Least seconds until OPEN is sent again, and the number if the verifier names none. */
 private const val RETRY_SECONDS = 1.0
 private const val SHORTEST_RETRY = 0.05
 
 /**
- * What is waited for, the most important first: the first link of an answer; the target's return, where nothing more
- * can be written; the moment that the verifier named when it refused a request; the reply to a request; any message at
- * all, before another connection is made. [Session.tick] says what happens when its time has passed.
+ * An awaited event, the most important first: the first link of an answer; the target's return, once offline writing
+ * has stopped; the time that the verifier named when it refused a request; the reply to a request; any message at all,
+ * before another connection is made. [Session.tick] acts when one's time has passed.
  */
 internal enum class Deadline { CONNECT, GIVE_UP, RETRY, REPLY, RENEW }
 
 /** The consequence of a verifier's refusal. None loses text. */
 internal enum class Refusal {
-    /** Nothing: it says that of what was given up, or of a link that ends after its replies. */
+    /** Nothing: it concerns a cancelled request, or a link that ends after its replies. */
     IGNORE,
 
     /** It knows another text, or none: OPEN again. */
@@ -48,7 +48,7 @@ internal enum class Refusal {
     /** OPEN again later. */
     RETRY,
 
-    /** It would refuse that again: this link's verifier is not asked any more. */
+    /** It would refuse again: this link's verifier is not asked any more. */
     FATAL,
 
     /** Its context is full. */
@@ -56,8 +56,8 @@ internal enum class Refusal {
 }
 
 /**
- * A request whose reply is awaited. sent, due: when it was sent, and when its reply is overdue; [sent] of a stream that
- * has begun is when its last token came. The other fields: see [Settled].
+ * A request whose reply is awaited. sent, due: when it was sent, and when its reply is overdue; [sent] of a running
+ * stream is when its last token came. Other fields: see [Settled].
  */
 internal data class InFlight(
     val seq: Long,
@@ -71,8 +71,8 @@ internal data class InFlight(
 )
 
 /**
- * One answer's verifier, whichever it is at the moment. stream, sessionId, sampling, constraint: as on the wire.
- * context: tokens that its answers may hold. timer: of rounds; it outlives the answer.
+ * The present verifier of one answer. stream, sessionId, sampling, constraint: as on the wire. context: tokens that its
+ * answers may hold. timer: of rounds; it outlives the answer.
  */
 internal class VerifierState(
     private val stream: Int,
@@ -86,13 +86,13 @@ internal class VerifierState(
 ) {
     private val gaps = RoundTimer(timer.floor, timer.ceiling, timer.first) // between streamed tokens
 
-    /** This link's verifier will never take what it was asked. */
+    /** This link's verifier permanently refused a request. */
     var refused = false
         private set
-    private var freshOpen = false // an OPEN was sent and no request since
-    private var treeBudget = MAX_NODES // what it asks for now; larger trees it may prune
-    private var offered = "" // what the link's verifier computes in; "" where it does not say
-    private var retryAt: Double? = null // nothing is asked before
+    private var freshOpen = false // OPEN was sent and no request since
+    private var treeBudget = MAX_NODES // its present wish; it may prune larger trees
+    private var offered = "" // arithmetic of the link's verifier; "" if unknown
+    private var retryAt: Double? = null // nothing is requested before
     var context = context
         private set
     var maxNodes = 64
@@ -102,13 +102,13 @@ internal class VerifierState(
     var inFlight: InFlight? = null
         private set
 
-    /** Of the last request. */
+    /** Number of the last request. */
     var seq = 0L
 
-    /** Why it refused what it was asked last, in words for people; "" once it has answered. */
+    /** Why it refused the last request, in words for people; "" once it has answered. */
     var complaint = ""
 
-    /** The arithmetic of the answer's verified text; "" if there is none yet, or its verifier did not say. */
+    /** The arithmetic of the answer's verified text; "" without any, or if unknown. */
     var pinned = ""
 
     /** The first link is waited for until then. */
@@ -120,20 +120,20 @@ internal class VerifierState(
     /** A request may be sent. */
     val canAsk: Boolean get() = linked && !refused && inFlight == null && retryAt == null
 
-    /** The target writes alone: its next token is awaited. */
+    /** The target streams: its next token is awaited. */
     val streams: Boolean get() = inFlight?.kind == RequestKind.STREAM
 
     /** The arithmetic that the link should look for. */
     val wanted: List<Action> get() = if (pinned.isEmpty()) emptyList() else listOf(Pin(pinned))
 
-    /** Nodes of the next tree, at most. */
+    /** Most nodes of the next tree. */
     val nodeLimit: Int get() = minOf(maxNodes, treeBudget)
 
     // --- the link ---
 
     /**
-     * The link is up. Returns whether its verifier supports the answer's constraint: one that does not would ignore it,
-     * so it is not asked.
+     * Take a new link. Returns whether its verifier supports the answer's constraint. One that does not would ignore
+     * it, so it is not asked.
      */
     fun linkUp(welcome: Welcome, now: Double): Boolean {
         offered = welcome.arithmetic
@@ -150,14 +150,14 @@ internal class VerifierState(
         return false
     }
 
-    /** There is no link. */
+    /** Handle a lost link. */
     fun linkDown() {
         linked = false
         inFlight = null
         retryAt = null
     }
 
-    /** The link's verifier has written some of the answer: the rest is to be computed like that. */
+    /** Pin the arithmetic, as the link's verifier has written some of the answer. */
     fun pin(): List<Action> {
         if (pinned.isNotEmpty() || offered.isEmpty()) return emptyList()
         pinned = offered
@@ -166,14 +166,14 @@ internal class VerifierState(
 
     // --- requests ---
 
-    /** OPEN with everything committed, of which the drafter holds the first [rowsHeld] feature rows. */
+    /** Return OPEN with everything committed; the drafter holds the first [rowsHeld] feature rows. */
     fun open(committed: List<Int>, rowsHeld: Int): Send {
         freshOpen = true
         val held = minOf(rowsHeld, committed.size - 1)
         return Send(Open(stream, sessionId, seq, packIds(committed), held, sampling, constraint))
     }
 
-    /** Whatever was asked or waited for is given up. */
+    /** Forget every request and wait. */
     fun forgetRequest() {
         inFlight = null
         retryAt = null
@@ -187,7 +187,7 @@ internal class VerifierState(
         return verify(kind, tree, base, now, draft.scores)
     }
 
-    /** VERIFY [provisional] text behind the first [base] tokens. */
+    /** VERIFY [provisional] text after the first [base] tokens. */
     fun catchUp(provisional: List<Int>, base: Int, now: Double): Send {
         val chain = TokenTree.chain(provisional.take(minOf(maxNodes, context - base).coerceAtLeast(0)))
         return verify(RequestKind.CATCH_UP, chain, base, now)
@@ -200,18 +200,18 @@ internal class VerifierState(
         return Send(Verify(stream, seq, base, packIds(tree.tokens), packParents(tree)))
     }
 
-    /** GENERATE at most [limit] tokens behind the first [base]. */
+    /** GENERATE at most [limit] tokens after the first [base]. */
     fun generate(base: Int, limit: Int, now: Double): Send {
         start(RequestKind.STREAM, TokenTree(), now)
         return Send(Generate(stream, seq, base, limit, rows = true))
     }
 
-    /** CANCEL a stream, which would go on otherwise. */
+    /** CANCEL a stream, which would continue otherwise. */
     fun cancel(): List<Action> = if (streams && linked) listOf(Send(Cancel(stream))) else emptyList()
 
     /**
-     * A verdict came, where [base] tokens are committed. null: it is stale, as its request was given up. A GENERATE
-     * stays under way: its next token is awaited.
+     * Settle a verdict when [base] tokens are committed. null: it is stale, as its request was cancelled. A GENERATE
+     * stays in flight, as its next token is awaited.
      */
     fun settle(verdict: Verdict, base: Int, now: Double): Settled? {
         val request = inFlight
@@ -230,7 +230,7 @@ internal class VerifierState(
         )
     }
 
-    /** The stream, after one more token; [timed]: it told its step's time. */
+    /** Return the stream after one more token; [timed]: it carried its step's time. */
     private fun awaitingMore(request: InFlight, timed: Boolean, now: Double): InFlight {
         val clock = when {
             request.clock == StreamClock.SILENT -> if (timed) StreamClock.FIRST else StreamClock.UNTIMED
@@ -250,9 +250,9 @@ internal class VerifierState(
 
     // --- refusals ---
 
-    /** The verifier refused what it was asked last, or says that it ends. */
+    /** Handle an error: a refusal of the last request, or the verifier's end. */
     fun refuse(error: Error, now: Double): Refusal {
-        // running work is still answered; then the link comes up elsewhere
+        // requests in flight are still answered; then the link comes up elsewhere
         if (error.code == ERR_GOING_AWAY && error.stream == -1) return Refusal.IGNORE
         if (error.code == ERR_UNKNOWN) return resync(now)
         if (error.code == ERR_TOO_LONG) return Refusal.FULL
@@ -267,12 +267,12 @@ internal class VerifierState(
         return Refusal.RETRY
     }
 
-    /** The verifier knows another text, or none. */
+    /** Handle a verifier that has another text, or none. */
     fun resync(now: Double): Refusal {
-        val request = inFlight ?: return Refusal.IGNORE // the OPEN before what it says that of was refused
+        val request = inFlight ?: return Refusal.IGNORE // the OPEN before was refused
         if (!request.afterOpen) return Refusal.REOPEN
         inFlight = null
-        retryAt = now + RETRY_SECONDS // OPEN has just been of no help
+        retryAt = now + RETRY_SECONDS // OPEN has just not helped
         return Refusal.RETRY
     }
 
@@ -286,8 +286,8 @@ internal class VerifierState(
     // --- deadlines ---
 
     /**
-     * All that is waited for, the most important first. offline: the reply is overdue already. giveUpAt: when the wait
-     * for the target's return ends.
+     * Return all deadlines, the most important first. offline: the reply is overdue already. giveUpAt: end of the wait
+     * for the target's return.
      */
     fun deadlines(offline: Boolean, giveUpAt: Double?): List<Pair<Deadline, Double>> = buildList {
         connectBy?.let { add(Deadline.CONNECT to it) }
