@@ -1,18 +1,18 @@
-/** Ranks what may follow a node: the drafter's distribution, lookup's guess and the noise of the draw. */
+/** Ranks possible children of a tree's nodes: the drafter's distribution, lookup's guess and the noise of the draw. */
 
 import { Noise } from "../protocol/noise.js";
 import { argmax, normalise, type Sampling } from "../protocol/sampling.js";
 import { type Guess, type Lookup, probability, SUREST } from "./lookup.js";
 import { largest, likeliest } from "./select.js";
 
-/** Children known of an expanded node: at least this many; up to CHILDREN if they are likely to be a verdict's. */
+/** Children kept of an expanded node: at least this many, up to CHILDREN if a verdict is likely to end there. */
 const LEAST_CHILDREN = 16;
 const CHILDREN = 64;
 const LIKELY_CHILD = Math.log(0.002);
-/** Likeliest tokens behind a node that noise may bring forward; less likely ones are left out. */
+/** Likeliest tokens of a node that noise may reorder; less likely ones are left out. */
 const CANDIDATES = 512;
 
-/** A token behind a node, and its log-probability; with sampling: among all candidates once the noise is known. */
+/** A possible child of a node, and its log-probability; with sampling: among all candidates, given the noise. */
 export interface Candidate {
   token: number;
   logProb: number;
@@ -40,7 +40,7 @@ export class Candidates {
   }
 
   /**
-   * The best children, best first, of row `row` of `logits` [n, draftVocab].
+   * Return the best children, best first, of row `row` of `logits` [n, draftVocab].
    *
    * path: tokens below the root; position: of the token that is proposed; amounts: added to logits, by token.
    */
@@ -69,7 +69,7 @@ export class Candidates {
     for (let column = 0; column < vocab; column++) sum += Math.exp(x[column] - high);
     const total = high > Number.NEGATIVE_INFINITY ? high + Math.log(sum) : 0;
     const likely = likeliest(x, high, Math.min(sampling.greedy ? CHILDREN : CANDIDATES, vocab));
-    // one place more than candidates, for a guess that is none of the drafter's
+    // one place more than candidates, for a guess that is not one of the drafter's
     const ids = likely.map(column => draftIds[column]).concat(draftIds[0]);
     const scores = new Float64Array(ids.length).fill(Number.NEGATIVE_INFINITY);
     for (const [index, column] of likely.entries()) scores[index] = x[column] - total;
@@ -83,19 +83,19 @@ export class Candidates {
     return { best: known.map(place => ({ token: ids[place], logProb: scores[place] })), likeliest: foremost };
   }
 
-  /** The divisor of logits; in greedy decoding, probabilities then tell how often a token is chosen. */
+  /** Return the divisor of logits; for greedy decoding, probabilities then tell how often a token is chosen. */
   temperature(sampling: Sampling): number {
     return sampling.greedy ? this.confidenceTemperature : sampling.temperature;
   }
 
-  /** The row of the LM head that `token` has. */
+  /** Return the row of `token` in the LM head. */
   columnOf(token: number): number | undefined {
     return this.columns.get(token);
   }
 
   /**
-   * Mixes a guess into `scores`: it gets the probability that it has beside the drafter's own, the drafter's other tokens
-   * the rest. The last place is for a guess that is not a candidate of the drafter.
+   * Mix a guess into `scores`: it gets the probability of `probability`, the drafter's other tokens share the rest. The last
+   * place is for a guess that is not a candidate of the drafter.
    */
   private mix(guess: Guess, ids: number[], scores: Float64Array, total: number): void {
     const column = this.columns.get(guess.token);
@@ -111,7 +111,7 @@ export class Candidates {
   }
 }
 
-/** Adds the noise, and makes log-probabilities of the sums. */
+/** Add the noise, and turn the sums into log-probabilities. */
 function perturb(scores: Float64Array, ids: readonly number[], noise: Noise): void {
   let most = Number.NEGATIVE_INFINITY;
   for (let index = 0; index < scores.length; index++) {

@@ -1,14 +1,14 @@
 /**
  * Grows draft trees, and writes single tokens when the link is down.
  *
- * A tree grows in batches: the likeliest nodes that are not expanded yet are run together, until no node can join the best
- * ones any more (docs/design.md). With sampling, candidates are ranked by log q + g with the verifier's own noise g, so
- * the target's draw is likely to be among them. Ranking can only cost speed: what is emitted is the target's draw.
+ * A tree grows in batches: the likeliest unexpanded nodes are run together, until no node can join the best ones any more
+ * (docs/design.md). With sampling, candidates are ranked by log q + g with the verifier's own noise g, so the target's draw
+ * is likely to be among them. Ranking can only cost speed: the output is the target's draw.
  *
- * Rows that a step has to spare take what probably comes next, so that many levels need no step (spareRows.ts).
+ * Spare rows of a step run likely continuations, so that many levels need no step of their own (spareRows.ts).
  *
- * A tree outlives the verdict on it. Where the text went on along an expanded path, that path's cache rows become the
- * text's, and what hangs below it is the next tree already: so growing on while the verdict is awaited drafts ahead.
+ * A tree outlives its verdict. If the text continued along an expanded path, that path's cache rows become the text's, and
+ * the nodes below it are the next tree already: growing on while the verdict is awaited is drafting ahead.
  */
 
 import type { Constraint } from "../protocol/constraint.js";
@@ -29,14 +29,15 @@ import { leastScore, MASKED, SEEN_RATE, type SpareRow, type StepRows, spareRows,
 const TREE_ROWS = 512;
 /** Nodes less likely than this are not expanded ahead of a verdict. */
 const AHEAD_FLOOR = Math.log(0.0005);
-/** Tokens the engine takes in one step at most. */
+/** Most tokens in one step of the engine. */
 const MAX_WIDTH = 64;
 /** Tokens of a prompt fed in one step: as fast as more, and attention's temporaries stay small. */
 const PROMPT_CHUNK = 32;
 
 /**
- * nodes: size of the tree sent; depth: levels drafted; breadth: nodes expanded in one step, at most; gain: accepted
- * tokens that one more step must promise, and each of its nodes a share of them, 0 drafts on to the likeliest nodes of all.
+ * nodes: size of the tree sent; depth: levels drafted; breadth: most nodes expanded in one step; gain: accepted tokens that
+ * one more step must promise, and each of its nodes a share of them; 0 drafts until the tree holds the likeliest nodes of
+ * all.
  */
 export interface TreeShape {
   nodes: number;
@@ -59,10 +60,10 @@ export function treeShape(of: Partial<TreeShape> = {}): TreeShape {
 }
 
 /**
- * A tree, its nodes' log path probabilities, and what it took.
+ * A tree, the log probabilities of its nodes' paths, and its cost.
  *
- * steps: engine steps since it was asked for. ahead: its root had been expanded ahead, with `kept` nodes below it.
- * chain: an understudy wrote it, token by token.
+ * steps: engine steps since it was asked for. ahead: its root had been expanded ahead, with `kept` nodes below it. chain: an
+ * understudy wrote it, token by token.
  */
 export interface Draft {
   tree: TokenTree;
@@ -76,9 +77,9 @@ export interface Draft {
 export const NO_DRAFT: Draft = { tree: TokenTree.EMPTY, scores: [], steps: 0, ahead: false, kept: 0, chain: false };
 
 /**
- * What of a bundle the drafter needs. draftIds: target token id of each row of the LM head; confidenceTemperature: of
- * greedy decoding, 1 where it is left out; rowCost: as `RowCost.value`, where it is left out it is learnt from the engine's
- * steps, so that trees depend on time.
+ * The parts of a bundle that the drafter needs. draftIds: target token id of each row of the LM head; confidenceTemperature:
+ * of greedy decoding, 1 by default; rowCost: as `RowCost.value`, by default learnt from the timing of the engine's steps, so
+ * trees depend on time.
  */
 export interface DrafterSetup {
   draftIds: ArrayLike<number>;
@@ -103,15 +104,15 @@ export class Drafter {
   private readonly capacity: number;
   private readonly keys: Float32Array;
   private readonly values: Float32Array;
-  /** Token ids whose keys and values stand in rows 0..length-1. */
+  /** Token ids whose keys and values are in rows 0..length-1. */
   private cached: number[] = [];
-  /** Hangs below `cached`; its candidates were ranked for `sampling`. */
+  /** The tree below `cached`; its candidates were ranked for `sampling`. */
   private growth: Growth | null = null;
   private sampling = new Sampling();
   private constraint: Constraint | null = null;
   private steps = 0;
   private readonly rowCost: RowCost;
-  /** A token -> what the drafter found likeliest behind it the last time. */
+  /** Token -> the likeliest next one when it was last expanded. */
   private readonly likeliest = new Map<number, number>();
 
   constructor(
@@ -130,18 +131,18 @@ export class Drafter {
     this.values = new Float32Array(this.capacity * this.width);
   }
 
-  /** Forget the rows of positions `length` and above: another text stands there now. */
+  /** Forget the rows of positions `length` and above, where the text differs now. */
   keepRows(length: number): void {
     this.rows.keep(length);
   }
 
-  /** Look up in `text`, whose conversation is over, what the next ones may say; without lookup nothing stays. */
+  /** Keep `text`, whose conversation is over, for lookup in later ones; without lookup nothing is kept. */
   remember(text: readonly number[]): void {
     if (this.lookup) this.lookup.remember(text);
     else this.likeliest.clear();
   }
 
-  /** Forget this text and those of earlier conversations: nothing is drafted from them any more. */
+  /** Forget this text and earlier conversations: drafts no longer use them. */
   forget(): void {
     this.growth = null;
     this.likeliest.clear();
@@ -149,9 +150,9 @@ export class Drafter {
   }
 
   /**
-   * Feature rows [n, 2, heads, headDim] of the tokens at `positions` [n].
+   * Add feature rows [n, 2, heads, headDim] of the tokens at `positions` [n].
    *
-   * What was drafted without any is drafted again: the verifier sends the first ones with an answer's first token.
+   * Drafts made without any row are discarded: the verifier sends the first ones with an answer's first token.
    */
   addRows(positions: readonly number[], rows: Float32Array): void {
     if (this.rows.empty) this.growth = null;
@@ -159,8 +160,8 @@ export class Drafter {
   }
 
   /**
-   * The drafter's own next token behind `prefix`, drawn with the noise the target would use, and under the biases and
-   * penalties of `constraint`; its probability.
+   * Draw the drafter's own next token after `prefix` with the target's noise, under the biases and penalties of
+   * `constraint`; return it with its probability.
    */
   async nextToken(
     prefix: readonly number[],
@@ -182,7 +183,7 @@ export class Drafter {
   /**
    * Draft at most shape.nodes nodes below the last token of `prefix`, ranked under the biases and penalties of `constraint`.
    *
-   * Once `cancelled`, asked between steps, what is there is returned.
+   * Once `cancelled`, asked between steps, the tree so far is returned.
    */
   async draft(
     prefix: readonly number[],
@@ -207,9 +208,9 @@ export class Drafter {
   }
 
   /**
-   * Grow the last tree on below and beside what was sent, likeliest nodes first; the nodes expanded.
+   * Grow the last tree below and beside the part that was sent, likeliest nodes first; return the nodes expanded.
    *
-   * Path probabilities are those of what the verdict may say, so most work goes where it is likeliest to end.
+   * Path probabilities are those of the verdict, so most work goes where it is likeliest to end.
    */
   async draftAhead(shape: TreeShape, cancelled: () => boolean | Promise<boolean>): Promise<number> {
     const { growth } = this;
@@ -224,7 +225,7 @@ export class Drafter {
     return done;
   }
 
-  /** Run the engine behind `past` cache rows; its keys and values land right behind them. */
+  /** Run the engine after `past` cache rows; its keys and values are stored right after them. */
   private async step(rows: StepRows, wanted: readonly number[], past: number): Promise<Float32Array> {
     this.steps++;
     const [keys, values] = [this.keys.subarray(0, past * this.width), this.values.subarray(0, past * this.width)];
@@ -232,15 +233,15 @@ export class Drafter {
     const began = performance.now();
     const result = await this.engine.step(inputs);
     const took = (performance.now() - began) / 1000;
-    if (wanted.length === rows.tokens.length) this.rowCost.took(wanted.length, took); // a prompt leaves out most of the head
+    if (wanted.length === rows.tokens.length) this.rowCost.took(wanted.length, took); // a prompt skips most of the head
     this.keys.set(result.keys, past * this.width);
     this.values.set(result.values, past * this.width);
     return result.logits;
   }
 
   /**
-   * Bring the cache to `prefix`; the logits [1 + spare, draftVocab] behind its last token and spare rows, whose keys and
-   * values stand behind the text's. No tree outlives it.
+   * Bring the cache to `prefix`; return the logits [1 + spare, draftVocab] after its last token and spare rows, whose keys
+   * and values follow the text's. Discards the tree.
    */
   private async advance(prefix: readonly number[], spare: readonly SpareRow[] = []): Promise<Float32Array> {
     this.growth = null;
@@ -267,7 +268,7 @@ export class Drafter {
     return Math.min(commonPrefix(this.cached, prefix), prefix.length - 1);
   }
 
-  /** The tree that is there below `prefix` already, or null; what the cache can keep, it keeps. */
+  /** Return the existing tree below `prefix`, or null; the cache keeps what it can. */
   private reroot(prefix: readonly number[], sampling: Sampling, constraint: Constraint | null): Growth | null {
     const { growth, cached } = this;
     if (!growth || !sampling.equals(this.sampling)) return null;
@@ -286,7 +287,7 @@ export class Drafter {
     return this.growth;
   }
 
-  /** Cache rows `rows` move to `start` and on. */
+  /** Move cache rows `rows` to `start` and on. */
   private moveRows(rows: readonly number[], start: number): void {
     for (const cache of [this.keys, this.values]) {
       const moved = rows.map(row => cache.slice(row * this.width, (row + 1) * this.width));
@@ -294,7 +295,7 @@ export class Drafter {
     }
   }
 
-  /** A tree of the root's children, and of what is foreseen in a step of `breadth` rows, down to level `depth`. */
+  /** Begin a tree of the root's children and predicted tokens: a step of `breadth` rows, down to level `depth`. */
   private async begin(
     prefix: readonly number[],
     sampling: Sampling,
@@ -314,7 +315,7 @@ export class Drafter {
     return growth;
   }
 
-  /** Expand the next nodes; how many, 0 where there is no room or they do not promise `gain`. */
+  /** Expand the next nodes; return how many, 0 if there is no room or they do not promise `gain`. */
   private async widen(growth: Growth, breadth: number, depth: number, floor: number, gain: number): Promise<number> {
     const most = Math.min(breadth, this.capacity - growth.used);
     const likely = growth.frontier(most, depth, floor);
@@ -327,7 +328,7 @@ export class Drafter {
     return this.take(growth, frontier, spare, await this.expand(growth, frontier, spare), floor);
   }
 
-  /** Likely continuations of `text` and these paths that are worth a row of this engine. */
+  /** Return likely continuations of `text` and these paths that are worth a row of this engine. */
   private spareRows(
     paths: readonly (readonly number[])[],
     scores: readonly number[],
@@ -338,7 +339,7 @@ export class Drafter {
     return spareRows(paths, scores, most, depth, leastScore(this.rowCost.value), path => this.predict(text, path));
   }
 
-  /** Lookup's guess after `text` and `path`, or the likeliest token after the same last token before. */
+  /** Return lookup's guess after `text` and `path`, or the likeliest token after the same last token before. */
   private predict(text: readonly number[], path: readonly number[]): Guess | null {
     const guess = this.lookup?.guess(path) ?? null;
     const token = this.likeliest.get((path.length ? path : text).at(-1)!);
@@ -346,10 +347,10 @@ export class Drafter {
   }
 
   /**
-   * Add what a step has found: the children of the frontier's nodes, then of those that spare rows foresaw; how many nodes
-   * were expanded.
+   * Add a step's results: the children of the frontier's nodes, then of nodes that spare rows predicted; return the nodes
+   * expanded.
    *
-   * logits [frontier + spare, draftVocab]; the spare rows' keys and values are the last ones of the cache. Foreseen nodes
+   * logits [frontier + spare, draftVocab]; the spare rows' keys and values are the last ones of the cache. Predicted nodes
    * of scores up to `floor` are not needed.
    */
   private take(
@@ -374,7 +375,7 @@ export class Drafter {
     return nodes.filter(node => node !== null).length;
   }
 
-  /** Add the best children of `parent`; row `row` of the logits [n, draftVocab] is its. */
+  /** Add the best children of `parent`; row `row` of the logits [n, draftVocab] belongs to it. */
   private propose(growth: Growth, parent: number, logits: Float32Array, row: number): void {
     const path = growth.text(parent);
     const amounts = this.constraint?.amounts([...this.cached, ...path]);

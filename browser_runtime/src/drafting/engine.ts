@@ -1,7 +1,7 @@
 /** Engines that run the device half. All drafting state is the caller's; an engine is one pure function. */
 
 /**
- * One draft step of n tokens behind `past` cache rows, over m feature rows; all row-major float32.
+ * One draft step of n tokens after `past` cache rows, over m feature rows; all row-major float32.
  *
  * tokens, positions [n]; wanted [w]: of which of the n logits are returned; mask [n, past + n], added to the scores; keys,
  * values [past, saHeads, headDim]; rowKeys, rowValues [m, caHeads, headDim], m at least 1.
@@ -33,8 +33,8 @@ export interface Engine {
 }
 
 /**
- * Stands in for the engine of a bundle without a drafter: it proposes nothing, so lookup alone makes the trees. It knows
- * one token, whose logit is -inf.
+ * Replaces the engine of a bundle without a drafter: it proposes nothing, so lookup alone makes the trees. It knows one
+ * token, whose logit is -inf.
  */
 export class NoDrafter implements Engine {
   async step({ tokens, wanted }: DraftStep): Promise<StepResult> {

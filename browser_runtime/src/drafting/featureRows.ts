@@ -1,11 +1,12 @@
-/** The feature rows that the drafter holds, laid out so that what cross-attention reads is one slice. */
+/** The feature rows that the drafter holds, laid out so that cross-attention reads one slice. */
 
 import type { RowShape } from "../protocol/rows.js";
 
 /**
- * The row of position p stands at p + 1; the slot before the first visible row takes the null row.
+ * The row of position p is stored at p + 1; the slot before the first visible row takes the null row.
  *
- * nullRow: [2 (K, V), heads, headDim], or null: the drafter has none, and reads one row of zeros until the first row.
+ * nullRow: [2 (K, V), heads, headDim], or null: the drafter has none, and reads one row of zeros until the first row
+ * arrives.
  */
 export class FeatureRows {
   private readonly keys: Float32Array;
@@ -33,7 +34,7 @@ export class FeatureRows {
     this.filled.fill(0, length);
   }
 
-  /** Rows [n, 2, heads, headDim] of the tokens at `positions` [n]. */
+  /** Add rows [n, 2, heads, headDim] of the tokens at `positions` [n]. */
   add(positions: readonly number[], rows: Float32Array): void {
     const { width } = this;
     for (const [index, position] of positions.entries()) {
@@ -44,7 +45,7 @@ export class FeatureRows {
     }
   }
 
-  /** The null row and the newest rows, back to the first gap (the verifier sends newest first). */
+  /** Return the null row and the newest rows, back to the first gap (the verifier sends the newest first). */
   visible(): { rows: number; rowKeys: Float32Array; rowValues: Float32Array } {
     const end = this.filled.lastIndexOf(1) + 1;
     const start = end ? this.filled.lastIndexOf(0, end - 1) + 1 : 0;

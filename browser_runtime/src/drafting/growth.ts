@@ -1,11 +1,11 @@
-/** A draft tree while it grows: nodes with scores and cache rows, and what is left of it behind a verdict. */
+/** A draft tree while it grows: nodes with scores and cache rows, and the part that survives a verdict. */
 
 import { pathTo, ROOT, renumbered, TokenTree } from "../protocol/tree.js";
 import { nthLargest } from "./select.js";
 
 /** Probability of a node's likeliest child, roughly. */
 const BEST_CHILD = 0.65;
-/** Of what a step must promise, the share that each of its nodes must: a row more of a step is not free. */
+/** Each node's share of the gain that a step must promise: a further row of a step is not free. */
 const NODE_SHARE = 0.15;
 
 /**
@@ -21,7 +21,7 @@ export class Growth {
   readonly scores: number[] = [];
   readonly slots: number[] = [];
   used: number;
-  /** Nodes that are not expanded, and some that were without being taken from here: a heap, the likeliest on top. */
+  /** Nodes that are not expanded, and some that were expanded by another way: a heap, the likeliest on top. */
   private readonly open: number[] = [];
 
   constructor(readonly base: number) {
@@ -32,13 +32,13 @@ export class Growth {
     return this.tokens.length;
   }
 
-  /** A child of `parent`; logProb: of the last token of the path alone. */
+  /** Add a child of `parent`; logProb: of the last token of the path alone. */
   add(parent: number, token: number, logProb: number): void {
     const [depth, above] = parent === ROOT ? [1, 0] : [this.depths[parent] + 1, this.scores[parent]];
     this.addNode(token, parent, depth, above + logProb, -1);
   }
 
-  /** Takes the `most` likeliest nodes above level `depth` that are not expanded yet and score above `floor`. */
+  /** Take the `most` likeliest nodes above level `depth` that are not expanded yet and score above `floor`. */
   frontier(most: number, depth: number, floor: number): number[] {
     const taken: number[] = [];
     const tooDeep: number[] = [];
@@ -51,15 +51,15 @@ export class Growth {
     return taken;
   }
 
-  /** `nodes` are not expanded after all. */
+  /** Return `nodes` that were not expanded after all. */
   putBack(nodes: readonly number[]): void {
     for (const node of nodes) this.push(node);
   }
 
   /**
-   * How many nodes of `frontier`, likeliest first, promise `gain` accepted tokens, and each its share; or 0.
+   * Return how many nodes of `frontier`, likeliest first, promise `gain` accepted tokens, and each its share of it; or 0.
    *
-   * A node promises what its likeliest child may bring: it pushes out one of score `worst`.
+   * A node promises the gain of its likeliest child, which replaces one of score `worst`.
    */
   worthExpanding(frontier: readonly number[], worst: number, gain: number): number {
     const least = Math.exp(worst);
@@ -92,7 +92,7 @@ export class Growth {
     return null;
   }
 
-  /** The nodes that carry `wanted` from the root down, as far as there are any. */
+  /** Return the nodes that carry `wanted` from the root down, up to the first that is missing. */
   find(wanted: readonly number[]): number[] {
     const found: number[] = [];
     let at = ROOT;
@@ -106,9 +106,9 @@ export class Growth {
   }
 
   /**
-   * What hangs below the last node of `path`, which becomes the root, and the cache rows to keep, in new order.
+   * Return the tree below the last node of `path`, its new root, and the cache rows to keep, in new order.
    *
-   * The rows of `path` come first: its tokens belong to the text now. All of `path` must be expanded.
+   * The rows of `path` come first, as its tokens now belong to the text. All of `path` must be expanded.
    */
   below(path: readonly number[]): [Growth, number[]] {
     const root = path[path.length - 1];
@@ -132,8 +132,8 @@ export class Growth {
   /**
    * The `nodes` likeliest nodes down to level `depth` and their scores.
    *
-   * Best first, so that a verifier that prunes cuts the rest. Scores fall along a path, so parents come along and stand
-   * before their children.
+   * Best first, so that a verifier that prunes cuts the least likely. Scores fall along a path, so parents are included and
+   * precede their children.
    */
   best(nodes: number, depth: number): [TokenTree, number[]] {
     const kept = Array.from(this.tokens.keys()).filter(node => this.depths[node] <= depth);
@@ -152,7 +152,7 @@ export class Growth {
     if (slot < 0) this.push(this.size - 1);
   }
 
-  /** Below 0 where `one` comes first: the likelier node, of equals the older. */
+  /** Below 0 if `one` comes first: the likelier node, of equals the older. */
   private compare(one: number, other: number): number {
     return this.scores[other] - this.scores[one] || one - other;
   }

@@ -1,47 +1,47 @@
 /**
- * Lookup: what followed when the text, or an earlier one, last stood at the same few tokens.
+ * Lookup: guess the token that followed the same few tokens earlier in the text, or in an earlier one.
  *
- * Copied names, quoted passages and repeated lines are cheap to foresee this way, from any distance and outside the draft
- * vocabulary; and so is an answer that is asked for again, or a form that this user's answers keep to. The drafter has a
- * say in how likely such a guess is; like any candidate it can only cost speed.
+ * It predicts copied names, quoted passages and repeated lines cheaply, at any distance and outside the draft vocabulary;
+ * also an answer that is asked for again, or a form that this user's answers keep to. The drafter influences how likely such
+ * a guess is; like any candidate it can only cost speed.
  */
 
 /** Weight of the drafter's log-odds of a guess beside those of its hit rate, on text like its training data. */
 const TRUST = 0.75;
-/** A drafter's probability of a guess counts as one between these where its log-odds are taken. */
+/** Bounds of a drafter's probability of a guess before its log-odds are taken. */
 const FAINTEST = 1e-9;
 export const SUREST = 1 - 1e-6;
 
 /**
- * Lengths of runs, and the share of positions where the guess behind a run of that length, the longest one that is found,
- * was the target's token: 700 of the default target's training answers.
+ * Lengths of runs, and the share of positions where the guess after a run of that length, the longest one found, was the
+ * target's token, measured on 700 of the default target's training answers.
  */
 const LENGTHS = [1, 2, 3, 4, 5, 6, 16, 32];
 const HIT_RATES = [0.21, 0.5, 0.57, 0.67, 0.72, 0.82, 0.93, 0.985];
 const LONGEST = Math.max(...LENGTHS);
 
 /**
- * Lengths of runs in earlier texts, and the same rates for them where the text itself has no guess that is as sure:
- * 600 of these answers, each behind those before it.
+ * Lengths of runs in earlier texts, and their rates if the text itself has no guess as sure: on 600 of these answers, each
+ * after those before it.
  */
 const EARLIER_LENGTHS = [4, 8, 16, 32];
 const EARLIER_RATES = [0.32, 0.63, 0.7, 0.985];
 const EARLIER_LONGEST = Math.max(...EARLIER_LENGTHS);
 
-/** Runs of earlier texts that are kept, those seen last; 8,192 tokens have as many. */
+/** Runs of earlier texts that are kept, latest first; 8,192 tokens have this many. */
 const MEMORY = 4 * 8192;
 
-/** A token that may come next. rate: how often such a guess is right. */
+/** A possible next token. rate: how often such a guess is right. */
 export interface Guess {
   token: number;
   rate: number;
 }
 
 /**
- * Of a guess's coming next, where the drafter gives it the probability `q`; undefined: it does not know it.
+ * Return the probability that the guess comes next, if the drafter gives it `q`; undefined: unknown to it.
  *
- * Of text like what it has learnt a drafter knows better than a short match, and their log-odds add up; of other text it
- * knows little, and its distribution is for where the guess is wrong. This is the mean of both.
+ * It is the mean of two rules. For text like the drafter's training data, drafter and match are independent witnesses, whose
+ * log-odds add up. For other text, the drafter's distribution only counts in case the guess is wrong.
  */
 export function probability({ rate }: Guess, q: number | undefined): number {
   if (q === undefined) return rate;
@@ -51,7 +51,7 @@ export function probability({ rate }: Guess, q: number | undefined): number {
   return Math.min(SUREST, 0.5 * (apart + together));
 }
 
-/** Of what has the probability `p`. */
+/** Return the log-odds of probability `p`. */
 function logOdds(p: number): number {
   return Math.log(p / (1 - p));
 }
@@ -59,14 +59,14 @@ function logOdds(p: number): number {
 /** An index of the runs of LENGTHS in a text that mostly grows at its end, and of those in earlier texts. */
 export class Lookup {
   private text: number[] = [];
-  /** A run of tokens -> the token that followed it last. */
+  /** Run of tokens -> the token that last followed it. */
   private readonly next = new Map<string, number>();
-  /** The same of earlier texts, in the order they were last seen. */
+  /** The same for earlier texts, in the order they were last seen. */
   private readonly earlier = new Map<string, number>();
 
   constructor(private readonly memory = MEMORY) {}
 
-  /** Bring the index to `text`; costs only what is new, or everything if the old text does not begin it. */
+  /** Bring the index to `text`; costs only the new part, or everything if the old text is not its beginning. */
   follow(text: readonly number[]): void {
     if (this.text.some((token, index) => text[index] !== token)) {
       this.text = [];
@@ -80,7 +80,7 @@ export class Lookup {
     this.text = [...text];
   }
 
-  /** Keep the runs of a text that is over, and forget the oldest ones of others beyond what fits. */
+  /** Keep the runs of a finished text, and forget the oldest ones of others beyond the limit. */
   remember(text: readonly number[]): void {
     for (let end = 0; end < text.length; end++) {
       for (const length of EARLIER_LENGTHS) {
@@ -103,7 +103,7 @@ export class Lookup {
     this.earlier.clear();
   }
 
-  /** The token behind the text and `path`, from the run that is the surest, and its hit rate; or null. */
+  /** Return the guess after the text and `path` with the highest rate; or null. */
   guess(path: readonly number[]): Guess | null {
     const own = this.ownGuess([...this.text.slice(-LONGEST), ...path].slice(-LONGEST));
     if (this.earlier.size === 0) return own;

@@ -1,16 +1,16 @@
-/** Until it is known: low enough to save steps where rows are cheap, high enough to lose nothing where they are dear. */
+/** The value until it is known: low enough to save steps if rows are cheap, high enough to lose nothing if they are not. */
 const USUAL = 0.3;
-/** Wider steps say little of those of trees. */
+/** Wider steps predict little about those of trees. */
 const WIDEST = 16;
-/** Steps of a width behind which the fastest of them is believed. */
+/** Steps of one width before their fastest is trusted. */
 const ENOUGH = 3;
 
 /**
- * What one row more costs in a step of an engine, as a share of the time that a step of one row takes.
+ * The row cost of one engine, as a share of the time of a step with one row.
  *
- * Where the weights' way through memory decides (processors with instructions for dot products, probably phones), eight rows
- * take hardly longer than one; elsewhere a row takes nearly a time of its own. It is learnt from the steps that are taken
- * anyway; fixed: it is not learnt.
+ * If memory bandwidth decides (processors with instructions for dot products, probably phones), eight rows take hardly
+ * longer than one; elsewhere each row takes nearly as long as a step of its own. It is learnt from the steps that the engine
+ * takes anyway; fixed: it is not learnt.
  */
 export class RowCost {
   value: number;
@@ -22,7 +22,7 @@ export class RowCost {
     this.value = fixed ?? USUAL;
   }
 
-  /** A step of `rows` rows took so long. The fastest ones count: others waited for a processor, or read more. */
+  /** Note the time of a step of `rows` rows. The fastest ones count: others waited for a processor, or read more. */
   took(rows: number, seconds: number): void {
     const { steps, fastest } = this;
     if (this.fixed !== null || rows > WIDEST) return;
@@ -30,10 +30,10 @@ export class RowCost {
     fastest[rows] = Math.min(fastest[rows], seconds);
     const narrow = steps.findIndex(count => count >= ENOUGH);
     const wide = steps.findLastIndex(count => count >= ENOUGH);
-    if (narrow < 1 || wide < 2 * narrow) return; // of two that are nearer, chance would decide
+    if (narrow < 1 || wide < 2 * narrow) return; // closer widths differ by chance
     const row = Math.max(0, (fastest[wide] - fastest[narrow]) / (wide - narrow));
     const one = fastest[narrow] - row * (narrow - 1);
     this.value = one > 0 ? Math.min(1, row / one) : 1;
-    if (fastest[narrow] <= 0) this.value = USUAL; // by a clock that is too coarse
+    if (fastest[narrow] <= 0) this.value = USUAL; // the clock is too coarse
   }
 }

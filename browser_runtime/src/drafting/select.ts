@@ -47,8 +47,8 @@ const counts = new Int32Array(BUCKETS);
 /**
  * The places of the `count` largest of `values`, ascending; of equals the first. high: the largest of them.
  *
- * Values are counted by their distance from the largest one. The bucket that the last place falls into is a bound, below
- * which nothing needs to be looked at.
+ * Values are counted by their distance from the largest one. The bucket of the last place is a bound, below which values are
+ * skipped.
  */
 export function likeliest(values: Float32Array, high: number, count: number): number[] {
   const bucket = (value: number) => Math.min(Math.trunc((high - value) * BUCKETS_PER_UNIT), BUCKETS - 1);

@@ -1,28 +1,25 @@
 /**
- * The rows that a step of the drafter has to spare, and what runs in them.
+ * Fills the spare rows of a drafter's step with likely continuations.
  *
- * Where the weights' way through memory decides, a step of few rows takes nearly as long as one of a tree's breadth. So
- * behind the nodes that it expands run tokens that probably follow them, before anybody knows whether they do: what lookup
- * guesses, or what the drafter found likeliest when it last stood behind the same token. One that turns out to be a child is
- * expanded already, and its level costs no step; of another a row is lost, of the step and of the cache. How likely a token
- * must be depends on what a row costs. A tree that is drafted to its end (a gain of 0) stays the same; others may end a
- * little earlier or later.
+ * If memory bandwidth decides, a step of few rows takes nearly as long as one of a tree's breadth. So beside the nodes that
+ * it expands, a step runs tokens that probably follow them, before that is known: lookup's guesses, or the drafter's
+ * likeliest token after the same token before. If such a token becomes a child, it is expanded already and its level costs
+ * no step; otherwise a row of the step and the cache is lost. How likely a token must be depends on the row cost. A tree
+ * that is drafted to its end (a gain of 0) stays the same; others may end a little earlier or later.
  */
 
 import type { Guess } from "./lookup.js";
 
-/** Added to the score of what a query must not see. */
+/** Additive mask value that hides a key from a query. */
 export const MASKED = -1e9;
 /** How often the likeliest next token of a token is the same again, roughly. */
 export const SEEN_RATE = 0.4;
-/** No row is worth its cost for a path that is less likely than this. */
+/** Paths less likely than this never get a row. */
 const FAINTEST = 0.03;
-/**
- * Nor for one below this multiple of the row's cost; less than 1, because a row that comes true would have been run anyway.
- */
+/** Nor does one below this multiple of the row's cost; less than 1, because a correct row would have been run anyway. */
 const FAINTEST_SHARE = 0.65;
 
-/** A token, and the row above it: one of the nodes that the step expands, or behind these another spare row. */
+/** A token, and the row that it follows: one of the nodes that the step expands, or an earlier spare row. */
 export interface SpareRow {
   token: number;
   above: number;
@@ -33,17 +30,17 @@ interface WaitingRow extends SpareRow {
   path: readonly number[];
 }
 
-/** The least log-probability of a path that is worth a row; rowCost: as `RowCost.value`. */
+/** Return the least log-probability of a path that is worth a row; rowCost: as `RowCost.value`. */
 export function leastScore(rowCost: number): number {
   return Math.log(Math.max(FAINTEST, FAINTEST_SHARE * rowCost));
 }
 
 /**
- * What to run in `most` spare rows, what is likelier first, so that every row stands behind the one above it.
+ * Choose the tokens of `most` spare rows, likeliest first, so that every row comes after the one that it follows.
  *
  * paths, scores: tokens from below the root down to each node that the step expands, and their log-probabilities. depth:
- * tokens at this level and below are not expanded. least: log-probability that a path must exceed. predict: what may follow
- * a path.
+ * tokens at this level and below are not expanded. least: log-probability that a path must exceed. predict: the next token
+ * of a path.
  */
 export function spareRows(
   paths: readonly (readonly number[])[],
@@ -79,8 +76,8 @@ export interface StepRows {
 }
 
 /**
- * A step with spare rows behind its own. nodes: how many of these, the last ones, are of nodes that it expands. A spare row
- * sees what the row above it sees, and itself.
+ * Return a step extended by spare rows. nodes: how many of its own rows, the last ones, are nodes that it expands. A spare
+ * row sees what the row above it sees, and itself.
  */
 export function withSpareRows(step: StepRows, nodes: number, spare: readonly SpareRow[]): StepRows {
   if (!spare.length) return step;

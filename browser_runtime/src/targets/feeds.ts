@@ -17,7 +17,7 @@ export interface Feed {
   inputs: Record<string, Input>;
 }
 
-/** `tokens` behind `past` positions; logits of the last `wanted` of them. */
+/** Return the inputs for `tokens` after `past` positions; the step returns logits of the last `wanted` of them. */
 export function feedOf(shape: TargetShape, past: number, tokens: readonly number[], wanted: number): Feed {
   const { heads, kvHeads, window } = shape;
   const group = heads / kvHeads;
@@ -43,7 +43,7 @@ export function feedOf(shape: TargetShape, past: number, tokens: readonly number
     mask: masked(Number.POSITIVE_INFINITY),
     ...(window && { window_mask: masked(window) }),
     slots: ints([1, kvHeads, count, 3], slot),
-    // with one text alone, every block meets all queries, and all sums are its own
+    // as there is only one text, every block gets all queries, and all sums belong to it
     queries: ints([1, kvHeads, group * count], index => index),
     part_of_block: ints([1], () => 0),
     blocks_of_part: ints([1, blocks], index => index),
@@ -53,7 +53,7 @@ export function feedOf(shape: TargetShape, past: number, tokens: readonly number
   return { blocks, inputs };
 }
 
-/** 0 for the last `window` tokens up to a token's own, else -inf: [blocks, 1, group * count, POOL_BLOCK]. */
+/** Return 0 for the last `window` tokens up to the query's own, else -inf: [blocks, 1, group * count, POOL_BLOCK]. */
 function maskOf(past: number, count: number, blocks: number, group: number, window: number): Float32Array {
   const mask = new Float32Array(blocks * group * count * POOL_BLOCK).fill(Number.NEGATIVE_INFINITY);
   let at = 0;

@@ -2,19 +2,19 @@
  * A complete small model with the target's tokenizer, which writes when the target is silent.
  *
  * It draws as the target does, with the same keyed noise, so that a good understudy writes much of what the target would
- * have written. Small models that write alone come to repeat themselves. What would go on a repetition of the answer loses
- * weight then, by DRY ("Don't Repeat Yourself", the sampler of that name), but never inside code.
+ * have written. Small models tend to repeat themselves. Tokens that would continue a repetition of the answer are penalised
+ * by DRY ("Don't Repeat Yourself", the sampler of that name), but never inside code.
  */
 
 import type { Constraint } from "../protocol/constraint.js";
 import { commonPrefix } from "../protocol/prefix.js";
 import { draw, logProbs, Sampling } from "../protocol/sampling.js";
 
-/** Tokens read in one step, so that a reading can be given up in between. */
+/** Tokens read in one step, so that reading can be cancelled in between. */
 const READ_CHUNK = 64;
 /**
- * DRY: a token that would be the next of a repetition of `n` tokens loses MULTIPLIER * BASE ** (n - ALLOWED) of its logit,
- * from n = ALLOWED on, and at most MOST. Ordinary text repeats fewer tokens than that.
+ * DRY: a token that would continue a repetition of `n` tokens loses MULTIPLIER * BASE ** (n - ALLOWED) of its logit, from n
+ * = ALLOWED on, and at most MOST. Ordinary text repeats fewer tokens than that.
  */
 const DRY_MULTIPLIER = 0.8;
 const DRY_BASE = 1.75;
@@ -25,12 +25,12 @@ const FENCE = "```";
 
 /** A complete model in memory that keeps what it has read, position by position. */
 export interface TargetModel {
-  /** Tokens of a text at most. */
+  /** Most tokens of a text. */
   readonly maxContext: number;
   /**
-   * Reads `tokens`, at least one, behind the first `past` positions; what was held from there on is overwritten.
+   * Reads `tokens`, at least one, after the first `past` positions; what was held from there on is overwritten.
    *
-   * Gives the logits [vocab] behind each of the last `wanted` of them, at least one.
+   * Returns the logits [vocab] after each of the last `wanted` of them, at least one.
    */
   step(past: number, tokens: readonly number[], wanted: number): Promise<Float32Array[]>;
   /** Frees what it holds. */
@@ -41,8 +41,8 @@ export interface TargetModel {
 export type Cancelled = () => Promise<boolean>;
 
 /**
- * How the tokens of one answer are drawn. promptLength: tokens of the text in front of the answer. constraint: its biases
- * and penalties are a part of each draw.
+ * The settings for drawing the tokens of one answer. promptLength: tokens of the text before the answer. constraint: its
+ * biases and penalties apply to each draw.
  */
 export interface Decoding {
   promptLength: number;
@@ -55,7 +55,7 @@ export interface Written {
   probability: number;
 }
 
-/** Tokens behind a text, and log-probabilities of the way to each. */
+/** Tokens after a text, and log-probabilities of the path to each. */
 export interface Chain {
   tokens: number[];
   scores: number[];
@@ -73,14 +73,14 @@ const never: Cancelled = async () => false;
 /** One call at a time. */
 export class Understudy {
   private held: number[] = []; // what the model holds
-  private logits: Float32Array | null = null; // behind the last of these
+  private logits: Float32Array | null = null; // after the last of these
   private written: Drafted = { text: [], logProbs: [], decoding: { promptLength: 0, sampling: new Sampling() } };
   /** Tokens so far. */
   drafted = 0;
 
   /**
-   * decode: text of token ids. vocab: of the target; it may be less than the model's, whose logits of the ids beyond are
-   * left out. barred: ids that it must not write.
+   * decode: text of token ids. vocab: of the target; if it is smaller than this model's, the logits of higher ids are left
+   * out. barred: ids that it must not write.
    */
   constructor(
     private readonly model: TargetModel,
@@ -89,7 +89,7 @@ export class Understudy {
     private readonly barred: readonly number[] = [],
   ) {}
 
-  /** Read `text`, as far as it is not what was read last. False: given up, as it was `cancelled`. */
+  /** Read `text`, except what is read already. Returns false if it was `cancelled` before the end. */
   async read(text: readonly number[], cancelled: Cancelled = never): Promise<boolean> {
     if (await cancelled()) return false;
     this.keep(text);
@@ -103,8 +103,8 @@ export class Understudy {
   }
 
   /**
-   * How many of the tokens from `base` on it would have written itself, up to the first that it would not. It has read all of
-   * them then, or as far as it agrees. null: given up, as it was `cancelled`.
+   * Return how many of the tokens from `base` on it would have written itself, up to the first difference. It has read all
+   * of them then, or as many as agree. null: it was `cancelled`.
    */
   async agreed(
     text: readonly number[],
@@ -117,7 +117,7 @@ export class Understudy {
     while (agreed < text.length) {
       if (await cancelled()) return null;
       const chunk = text.slice(agreed, agreed + READ_CHUNK);
-      // the last token before is read again: its logits judge the first one
+      // the token before is run again: its logits judge the first one
       const rows = await this.step(agreed - 1, [text[agreed - 1], ...chunk], 1 + chunk.length);
       let same = 0;
       while (same < chunk.length) {
@@ -133,7 +133,7 @@ export class Understudy {
     return agreed - base;
   }
 
-  /** Its own next token behind `text`, and the probability that it gives to it; null: given up, as it was `cancelled`. */
+  /** Return its next token after `text`, and that token's probability; null: it was `cancelled`. */
   async nextToken(text: readonly number[], decoding: Decoding, cancelled: Cancelled = never): Promise<Written | null> {
     if (!(await this.read(text, cancelled))) return null;
     const judged = this.judged(this.logits!, text, decoding);
@@ -143,8 +143,8 @@ export class Understudy {
   }
 
   /**
-   * At most `count` tokens that the target may draw behind `text`. Loops are the target's to break. Fewer come once they are
-   * `cancelled`. What was drafted behind a text that this one continues is known.
+   * Return at most `count` tokens that the target may draw after `text`. Drafts are not penalised for repetition. Fewer come
+   * once they are `cancelled`. The draft of a text that this one continues is reused.
    */
   async draft(
     text: readonly number[],
@@ -154,7 +154,7 @@ export class Understudy {
   ): Promise<Chain> {
     const { written } = this;
     const size = text.length;
-    const surplus = size + written.logProbs.length - written.text.length; // drafted tokens that `text` has taken in
+    const surplus = size + written.logProbs.length - written.text.length; // drafted tokens that `text` contains
     const [{ sampling, constraint = null }, before] = [decoding, written.decoding];
     const alike = sampling.equals(before.sampling);
     const bound = constraint ? constraint.addsAs(before.constraint ?? null) : !before.constraint;
@@ -167,7 +167,7 @@ export class Understudy {
     return { tokens: this.written.text.slice(size, size + count), scores };
   }
 
-  /** Draft on, `count` tokens more, until they are `cancelled`. */
+  /** Draft `count` tokens more, until they are `cancelled`. */
   async draftAhead(count: number, cancelled: Cancelled): Promise<void> {
     if (this.written.text.length) await this.goOn(this.written.logProbs.length + count, cancelled);
   }
@@ -176,7 +176,7 @@ export class Understudy {
     return this.model.close();
   }
 
-  /** Draft until `count` tokens stand there. */
+  /** Extend the draft to `count` tokens. */
   private async goOn(count: number, cancelled: Cancelled): Promise<void> {
     const { text, logProbs: known, decoding } = this.written;
     while (known.length < count && text.length < this.model.maxContext && (await this.read(text, cancelled))) {
@@ -201,7 +201,7 @@ export class Understudy {
     }
   }
 
-  /** Forget what was read beyond what it shares with `text`; the last token of that is read again, if need be. */
+  /** Forget what was read beyond the common prefix with `text`, whose last token is read again if needed. */
   private keep(text: readonly number[]): void {
     const same = commonPrefix(text, this.held);
     if (same === this.held.length && this.logits) return;
@@ -209,7 +209,7 @@ export class Understudy {
     this.logits = null;
   }
 
-  /** The logits from which the token after `text` is drawn. */
+  /** Return the logits from which the token after `text` is drawn. */
   private judged(
     logits: Float32Array,
     text: readonly number[],
@@ -228,7 +228,7 @@ export class Understudy {
   }
 }
 
-/** What the token behind `text` is drawn from under `constraint`, of whose biases and penalties account is taken. */
+/** Return the logits from which the token after `text` is drawn, with the biases and penalties of `constraint`. */
 function adjusted(
   logits: Float32Array,
   text: readonly number[],
@@ -241,7 +241,7 @@ function adjusted(
   return sums;
 }
 
-/** Tokens that would go on a repetition of at least DRY_ALLOWED tokens, each with the longest one's length. */
+/** Return tokens that would continue a repetition of at least DRY_ALLOWED tokens, each with the longest one's length. */
 export function repetitions(answer: readonly number[]): Map<number, number> {
   const found = new Map<number, number>();
   for (let end = DRY_ALLOWED; end < answer.length; end++) {

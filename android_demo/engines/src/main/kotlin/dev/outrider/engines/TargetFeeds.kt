@@ -24,7 +24,7 @@ internal class Feed(val blocks: Int, val inputs: Map<String, Input>)
 internal class TargetFeeds(private val shape: TargetShape) {
     private val group = shape.heads / shape.kvHeads
 
-    /** [tokens] behind [past] positions; logits of the last [wanted] of them. */
+    /** Return the inputs for [tokens] after [past] positions; the step returns logits of the last [wanted] of them. */
     fun of(past: Int, tokens: List<Int>, wanted: Int): Feed {
         val count = tokens.size
         val blocks = (past + count + POOL_BLOCK - 1) / POOL_BLOCK
@@ -43,7 +43,7 @@ internal class TargetFeeds(private val shape: TargetShape) {
                     else -> row % POOL_BLOCK
                 }
             },
-            // with one text alone, every block meets all queries, and all sums are its own
+            // as there is only one text, every block gets all queries, and all sums belong to it
             "queries" to longs(1, shape.kvHeads, group * count) { it },
             "part_of_block" to longs(1) { 0 },
             "blocks_of_part" to longs(1, blocks) { it },
@@ -56,7 +56,9 @@ internal class TargetFeeds(private val shape: TargetShape) {
         return Feed(blocks, inputs + windows)
     }
 
-    /** 0 for the last [window] tokens up to a token's own, else -inf: `[blocks, 1, group * count, POOL_BLOCK]`. */
+    /**
+     * Return 0 for the last [window] tokens up to the query's own, else -inf: `[blocks, 1, group * count, POOL_BLOCK]`.
+     */
     private fun mask(past: Int, count: Int, blocks: Int, window: Int): Input {
         val size = intArrayOf(blocks, 1, group * count, POOL_BLOCK)
         val mask = FloatArray(size.product()) {

@@ -13,18 +13,18 @@ internal class Cache(val rows: Int, private val width: Int) {
     /** The rows [from] until [to]. */
     fun view(from: Int, to: Int): FloatBuffer {
         val view = data.duplicate()
-        val bounds: Buffer = view // a newer Java would return another type, which an older Android does not have
+        val bounds: Buffer = view // the type that a newer Java would return is missing on older Androids
         bounds.limit(to * width)
         bounds.position(from * width)
         return view.slice()
     }
 
-    /** Writes [count] rows from [values], the first of them at [at], and on behind [row]. */
+    /** Writes [count] rows from [values], the first of them at [at], to [row] and on. */
     fun put(row: Int, values: FloatArray, at: Int = 0, count: Int = values.size / width - at) {
         view(row, row + count).put(values, at * width, count * width)
     }
 
-    /** The rows [from], in their order, move to [start] and on. */
+    /** Move the rows [from], in their order, to [start] and on. */
     fun move(from: IntArray, start: Int) {
         val moved = FloatArray(from.size * width)
         for ((place, row) in from.withIndex()) view(row, row + 1).get(moved, place * width, width)

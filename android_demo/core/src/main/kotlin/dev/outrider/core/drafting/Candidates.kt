@@ -7,21 +7,21 @@ import kotlin.math.exp
 import kotlin.math.ln
 import kotlin.math.ln1p
 
-/** Children known of an expanded node: at least this many; up to [CHILDREN] if they are likely to be a verdict's. */
+/** Children kept of an expanded node: at least this many, up to [CHILDREN] if a verdict is likely to end there. */
 private const val LEAST_CHILDREN = 16
 private const val CHILDREN = 64
 private val LIKELY_CHILD = ln(0.002)
 
-/** Likeliest tokens behind a node that noise may bring forward; less likely ones are left out. */
+/** Likeliest tokens of a node that noise may reorder; less likely ones are left out. */
 private const val CANDIDATES = 512
 
-/** A token behind a node, and its log-probability; with sampling: among all candidates once the noise is known. */
+/** A possible child of a node, and its log-probability; with sampling: among all candidates, given the noise. */
 internal class Candidate(val token: Int, val logProb: Double)
 
 /** The best children of a node, best first. likeliest: the token that comes first before noise is added. */
 internal class Children(val best: List<Candidate>, val likeliest: Int)
 
-/** Ranks what may follow a node: the drafter's distribution, lookup's guess and the noise of the draw. */
+/** Ranks possible children of a tree's nodes: the drafter's distribution, lookup's guess and the noise of the draw. */
 internal class Candidates(
     private val draftIds: IntArray,
     private val lookup: Lookup?,
@@ -34,10 +34,10 @@ internal class Candidates(
     private val x = FloatArray(draftIds.size)
     private val top = Likeliest(draftIds.size)
 
-    /** The divisor of logits; in greedy decoding, probabilities then tell how often a token is chosen. */
+    /** Return the divisor of logits; for greedy decoding, probabilities then tell how often a token is chosen. */
     fun temperature(sampling: Sampling) = if (sampling.greedy) confidenceTemperature else sampling.temperature
 
-    /** The row of the LM head that [token] has, or -1. */
+    /** Return the row of [token] in the LM head, or -1. */
     fun columnOf(token: Int): Int = columns.getOrElse(token) { -1 }
 
     init {
@@ -45,7 +45,7 @@ internal class Candidates(
     }
 
     /**
-     * The best children, best first, of row [row] of [logits] `[n, draftVocab]`.
+     * Return the best children, best first, of row [row] of [logits] `[n, draftVocab]`.
      *
      * path: tokens below the root; position: of the token that is proposed; amounts: added to logits, by token.
      */
@@ -80,7 +80,7 @@ internal class Candidates(
             for (index in scores.indices) scores[index] -= most
             normalise(scores)
         }
-        // there is one place more than children, so that an empty last place is none of them
+        // one place more than children, so that an empty last place is not one of them
         val best = largest(scores, minOf(CHILDREN, vocab)).sortedByDescending { scores[it] }
         val possible = best.filter { scores[it] > Double.NEGATIVE_INFINITY }
         val known = possible.filterIndexed { rank, it -> rank < LEAST_CHILDREN || scores[it] > LIKELY_CHILD }
@@ -88,8 +88,8 @@ internal class Candidates(
     }
 
     /**
-     * Mixes a guess into [scores]: it gets the probability that it has beside the drafter's own, the drafter's other
-     * tokens the rest. The last place is for a guess that is not a candidate of the drafter; [logQ]: the drafter's
+     * Mix a guess into [scores]: it gets the probability of [Lookup.Guess.probability], the drafter's other tokens
+     * share the rest. The last place is for a guess that is not a candidate of the drafter; [logQ]: the drafter's
      * log-probabilities.
      */
     private inline fun mix(guess: Lookup.Guess, ids: IntArray, scores: DoubleArray, logQ: (Int) -> Double) {

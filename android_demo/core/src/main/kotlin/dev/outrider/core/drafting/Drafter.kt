@@ -18,16 +18,16 @@ private const val TREE_ROWS = 512
 /** Nodes less likely than this are not expanded ahead of a verdict. */
 private val AHEAD_FLOOR = ln(0.0005)
 
-/** Tokens the engine takes in one step at most. */
+/** Most tokens in one step of the engine. */
 private const val MAX_WIDTH = 64
 
 /** Tokens of a prompt fed in one step: as fast as more, and attention's temporaries stay small. */
 private const val PROMPT_CHUNK = 32
 
 /**
- * nodes: size of the tree sent; depth: levels drafted; breadth: nodes expanded in one step, at most; gain: accepted
- * tokens that one more step must promise, and each of its nodes a share of them ([Growth.worthExpanding]), 0 drafts on
- * to the likeliest nodes of all. Raises [IllegalArgumentException] if that cannot be drafted.
+ * nodes: size of the tree sent; depth: levels drafted; breadth: most nodes expanded in one step; gain: accepted tokens
+ * that one more step must promise, and each of its nodes a share of them ([Growth.worthExpanding]); 0 drafts until the
+ * tree holds the likeliest nodes of all. Raises [IllegalArgumentException] if that cannot be drafted.
  */
 internal data class TreeShape(val nodes: Int = 32, val depth: Int = 20, val breadth: Int = 8, val gain: Double = 0.05) {
     init {
@@ -41,7 +41,7 @@ internal data class TreeShape(val nodes: Int = 32, val depth: Int = 20, val brea
 }
 
 /**
- * A tree, its nodes' log path probabilities, and what it took.
+ * A tree, the log probabilities of its nodes' paths, and its cost.
  *
  * steps: engine steps since it was asked for. ahead: its root had been expanded ahead, with [kept] nodes below it.
  * chain: an understudy wrote it, token by token.
@@ -55,25 +55,25 @@ internal data class Draft(
     val chain: Boolean = false,
 )
 
-/** A token that the drafter wrote, and the probability it gives to it. */
+/** A token that the drafter wrote, and its probability. */
 internal data class Written(val token: Int, val probability: Double)
 
 /**
  * Grows draft trees, and writes single tokens when the link is down. Holds the drafting state of one conversation:
  * self-attention cache and feature rows. Not thread-safe: one thread calls it, in order.
  *
- * A tree grows in batches: the likeliest nodes that are not expanded yet are run together, until no node can join the
- * best ones any more. With sampling, candidates are ranked by log q + g with the verifier's own noise g, so the
- * target's draw is likely to be among them. Ranking can only cost speed: what is emitted is the target's draw.
+ * A tree grows in batches: the likeliest unexpanded nodes are run together, until no node can join the best ones any
+ * more. With sampling, candidates are ranked by log q + g with the verifier's own noise g, so the target's draw is
+ * likely to be among them. Ranking can only cost speed: the output is the target's draw.
  *
- * Rows that a step has to spare take what probably comes next, so that many levels need no step ([spareRows]).
+ * Spare rows of a step run likely continuations, so that many levels need no step of their own ([spareRows]).
  *
- * A tree outlives the verdict on it. Where the text went on along an expanded path, that path's cache rows become the
- * text's, and what hangs below it is the next tree already: so growing on while the verdict is awaited drafts ahead.
+ * A tree outlives its verdict. If the text continued along an expanded path, that path's cache rows become the text's,
+ * and the nodes below it are the next tree already: growing on while the verdict is awaited is drafting ahead.
  *
  * draftIds: token ids of the LM head's rows. saKvHeads: of self-attention. nullRow `[2, heads, headDim]`, flat: what
  * cross-attention always sees, or null. confidenceTemperature: of the bundle's manifest. rowCost: as [RowCost.value];
- * null: it is learnt from the engine's steps, so that trees depend on time.
+ * null: it is learnt from the timing of the engine's steps, so trees depend on time.
  */
 internal class Drafter(
     private val engine: Engine,
@@ -94,13 +94,13 @@ internal class Drafter(
 
     private val rowCost = RowCost(rowCost)
 
-    /** A token -> what the drafter found likeliest behind it the last time. */
+    /** Token -> the likeliest next one when it was last expanded. */
     private val likeliest = HashMap<Int, Int>()
 
-    /** Token ids whose keys and values stand in the first cache rows. */
+    /** Token ids whose keys and values are in the first cache rows. */
     private val cached = ArrayList<Int>()
 
-    /** The tree below [cached], and what its candidates were ranked for. */
+    /** The tree below [cached], and the sampling and constraint for which its candidates were ranked. */
     private var growth: Growth? = null
     private var ranked = Sampling()
     private var held: Constraint? = null
@@ -108,13 +108,13 @@ internal class Drafter(
     /** Engine steps so far. */
     private var steps = 0
 
-    /** Forget the rows of positions [length] and above: another text stands there now. */
+    /** Forget the rows of positions [length] and above, where the text differs now. */
     fun keepRows(length: Int) = features.keep(length)
 
-    /** Look up in [text], whose conversation is over, what the next ones may say; without lookup nothing stays. */
+    /** Keep [text], whose conversation is over, for lookup in later ones; without lookup nothing is kept. */
     fun remember(text: List<Int>) = lookup?.remember(text) ?: likeliest.clear()
 
-    /** Forget this text and those of earlier conversations: nothing is drafted from them any more. */
+    /** Forget this text and earlier conversations: drafts no longer use them. */
     fun forget() {
         growth = null
         likeliest.clear()
@@ -122,8 +122,8 @@ internal class Drafter(
     }
 
     /**
-     * Feature rows `[n, 2, heads, headDim]`, flat, of the tokens at [positions] `[n]`. What was drafted without any is
-     * drafted again: the verifier sends the first ones with an answer's first token.
+     * Add feature rows `[n, 2, heads, headDim]`, flat, of the tokens at [positions] `[n]`. Drafts made without any row
+     * are discarded: the verifier sends the first ones with an answer's first token.
      */
     fun addRows(positions: IntArray, rows: FloatArray) {
         if (features.none) growth = null
@@ -131,8 +131,8 @@ internal class Drafter(
     }
 
     /**
-     * The drafter's own next token behind [prefix], drawn with the noise the target would use, and under the biases and
-     * penalties of [constraint].
+     * Draw the drafter's own next token after [prefix] with the target's noise, under the biases and penalties of
+     * [constraint].
      */
     fun nextToken(prefix: List<Int>, sampling: Sampling, constraint: Constraint? = null): Written {
         val own = advance(prefix)
@@ -153,7 +153,7 @@ internal class Drafter(
      * Draft at most shape.nodes nodes below the last token of [prefix], ranked under the biases and penalties of
      * [constraint].
      *
-     * [cancelled] is asked between steps; when true, what is there is returned.
+     * Once [cancelled], asked between steps, the tree so far is returned.
      */
     fun draft(
         prefix: List<Int>,
@@ -178,9 +178,9 @@ internal class Drafter(
     }
 
     /**
-     * Grow the last tree on below and beside what was sent, likeliest nodes first; returns the nodes expanded.
+     * Grow the last tree below and beside the part that was sent, likeliest nodes first; return the nodes expanded.
      *
-     * Path probabilities are those of what the verdict may say, so most work goes where it is likeliest to end.
+     * Path probabilities are those of the verdict, so most work goes where it is likeliest to end.
      */
     fun draftAhead(shape: TreeShape, cancelled: () -> Boolean): Int {
         val growth = growth ?: return 0
@@ -192,7 +192,7 @@ internal class Drafter(
         return done
     }
 
-    /** The tree that is there below [prefix] already, or null; what the cache can keep, it keeps. */
+    /** Return the existing tree below [prefix], or null; the cache keeps what it can. */
     private fun reroot(prefix: List<Int>, sampling: Sampling, constraint: Constraint?): Growth? {
         var growth = growth ?: return null
         val base = cached.size
@@ -210,7 +210,7 @@ internal class Drafter(
         return this.growth
     }
 
-    /** A tree of the root's children, and of what is foreseen in a step of [breadth] rows, down to level [depth]. */
+    /** Begin a tree of the root's children and predicted tokens: a step of [breadth] rows, down to level [depth]. */
     private fun begin(
         prefix: List<Int>, sampling: Sampling, constraint: Constraint?, breadth: Int, depth: Int,
     ): Growth {
@@ -226,7 +226,7 @@ internal class Drafter(
         }
     }
 
-    /** Expand the next nodes; returns how many, 0 where there is no room or they do not promise [gain]. */
+    /** Expand the next nodes; return how many, 0 if there is no room or they do not promise [gain]. */
     private fun widen(growth: Growth, breadth: Int, depth: Int, floor: Double, gain: Double = 0.0): Int {
         val most = minOf(breadth, keys.rows - growth.used)
         val likely = growth.frontier(most, depth, floor)
@@ -239,12 +239,12 @@ internal class Drafter(
         return take(growth, frontier, spare, expand(growth, frontier, spare), floor)
     }
 
-    /** Likely continuations of [text] and these paths that are worth a row of this engine. */
+    /** Return likely continuations of [text] and these paths that are worth a row of this engine. */
     private fun spareRows(
         paths: List<List<Int>>, scores: List<Double>, most: Int, depth: Int, text: List<Int>,
     ) = spareRows(paths, scores, most, depth, leastScore(rowCost.value)) { predict(text, it) }
 
-    /** Lookup's guess after [text] and [path], or the likeliest token after the same last token before. */
+    /** Return lookup's guess after [text] and [path], or the likeliest token after the same last token before. */
     private fun predict(text: List<Int>, path: List<Int>): Lookup.Guess? {
         val guess = lookup?.guess(path)
         val seen = likeliest[path.lastOrNull() ?: text.last()]
@@ -252,11 +252,11 @@ internal class Drafter(
     }
 
     /**
-     * Add what a step has found: the children of the frontier's nodes, then of those that spare rows foresaw; returns
-     * the nodes expanded.
+     * Add a step's results: the children of the frontier's nodes, then of nodes that spare rows predicted; return the
+     * nodes expanded.
      *
-     * logits `[frontier + spare, draftVocab]`; the spare rows' keys and values are the last ones of the cache. Foreseen
-     * nodes of scores up to [floor] are not needed.
+     * logits `[frontier + spare, draftVocab]`; the spare rows' keys and values are the last ones of the cache.
+     * Predicted nodes of scores up to [floor] are not needed.
      */
     private fun take(
         growth: Growth, frontier: List<Int>, spare: List<SpareRow>, logits: FloatArray,
@@ -276,7 +276,7 @@ internal class Drafter(
         return nodes.count { it != null }
     }
 
-    /** Add the best children of [parent]; row [row] of the logits `[n, draftVocab]` is its. */
+    /** Add the best children of [parent]; row [row] of the logits `[n, draftVocab]` belongs to it. */
     private fun propose(growth: Growth, parent: Int, logits: FloatArray, row: Int) {
         val path = growth.text(parent)
         val amounts = held?.amounts(cached + path).orEmpty()
@@ -302,8 +302,8 @@ internal class Drafter(
     }
 
     /**
-     * Bring the cache to [prefix]; return the logits `[1 + spare, draftVocab]` behind its last token and [spare] rows,
-     * whose keys and values stand behind the text's. No tree outlives it.
+     * Bring the cache to [prefix]; return the logits `[1 + spare, draftVocab]` after its last token and [spare] rows,
+     * whose keys and values follow the text's. Discards the tree.
      */
     private fun advance(prefix: List<Int>, spare: List<SpareRow> = emptyList()): FloatArray {
         growth = null
@@ -328,7 +328,7 @@ internal class Drafter(
     private fun kept(prefix: List<Int>): Int =
         minOf(commonPrefix(cached, prefix), prefix.size - 1)
 
-    /** Run the engine behind [past] cache rows; its keys and values land right behind them. */
+    /** Run the engine after [past] cache rows; its keys and values are stored right after them. */
     private fun step(rows: StepRows, wanted: LongArray, past: Int): FloatArray {
         steps++
         val seen = features.visible()
@@ -339,7 +339,7 @@ internal class Drafter(
                 seen.count, seen.keys, seen.values,
             ),
         )
-        if (wanted.size == rows.tokens.size) { // reading a prompt leaves out most of the LM head
+        if (wanted.size == rows.tokens.size) { // while reading a prompt, most of the LM head is skipped
             rowCost.took(wanted.size, (System.nanoTime() - began) / 1e9)
         }
         keys.put(past, result.keys)

@@ -6,10 +6,10 @@ import java.io.Closeable
 import java.nio.FloatBuffer
 
 /**
- * What a draft step reads. Arrays are row-major; buffers are direct, hold exactly their shape and are valid during the
- * step alone.
+ * The inputs of a draft step. Arrays are row-major; buffers are direct, hold exactly their shape and are valid only
+ * during the step.
  *
- * tokens, positions `[n]`; wanted `[w]`: the queries whose logits are asked for; mask `[n, past + n]`: added to the
+ * tokens, positions `[n]`; wanted `[w]`: the queries whose logits are returned; mask `[n, past + n]`: added to the
  * scores; keys, values `[past, kvHeads, headDim]`: of self-attention; rowKeys, rowValues `[rows, rowHeads, headDim]`:
  * of cross-attention, rows >= 1.
  */
@@ -36,14 +36,14 @@ public class EngineError(message: String, cause: Throwable? = null) : OutriderEr
 
 /** Runs the device half. All drafting state is the caller's; an engine is one pure function. One thread calls it. */
 public interface Engine : Closeable {
-    /** Run one step. Raises what an engine raises, [EngineError] mostly, which ends the answer. */
+    /** Run one step. Raises the engine's errors, mostly [EngineError], which end the answer. */
     @EngineApi
     public fun step(step: DraftStep): StepResult
 }
 
 /**
- * Stands in for the engine of a bundle without a drafter: it proposes nothing, so lookup alone makes the trees. It
- * knows one token, whose logit is -inf.
+ * Replaces the engine of a bundle without a drafter: it proposes nothing, so lookup alone makes the trees. It knows one
+ * token, whose logit is -inf.
  */
 @EngineApi
 public object NoDrafter : Engine {

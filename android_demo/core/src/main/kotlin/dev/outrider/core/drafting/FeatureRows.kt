@@ -6,8 +6,8 @@ import java.nio.FloatBuffer
 /**
  * The feature rows of one conversation, as cross-attention reads them.
  *
- * The row of position p stands at p + 1; the slot before the first visible row takes the null row, so that what
- * cross-attention reads is one slice and nothing is copied.
+ * The row of position p is stored at p + 1; the slot before the first visible row takes the null row, so that
+ * cross-attention reads one slice and nothing is copied.
  */
 internal class FeatureRows(maxContext: Int, shape: RowShape, nullRow: FloatArray?) {
     private val half = shape.values / 2
@@ -33,8 +33,8 @@ internal class FeatureRows(maxContext: Int, shape: RowShape, nullRow: FloatArray
     }
 
     /**
-     * The null row and the newest rows, back to the first gap (the verifier sends newest first). A drafter without a
-     * null row reads one row of zeros until the first row is there.
+     * Return the null row and the newest rows, back to the first gap (the verifier sends the newest first). A drafter
+     * without a null row reads one row of zeros until the first row arrives.
      */
     fun visible(): Visible {
         val end = filled.lastIndexOf(true) + 1

@@ -11,7 +11,7 @@ import kotlin.math.max
 /** Probability of a node's likeliest child, roughly. */
 private const val BEST_CHILD = 0.65
 
-/** Of what a step must promise, the share that each of its nodes must: a row more of a step is not free. */
+/** Each node's share of the gain that a step must promise: a further row of a step is not free. */
 private const val NODE_SHARE = 0.15
 
 /**
@@ -29,19 +29,19 @@ internal class Growth(val base: Int) {
     val slots = ArrayList<Int>()
     var used = base
 
-    /** Nodes that are not expanded, the likeliest first, and some that were without being taken from here. */
+    /** Nodes that are not expanded, the likeliest first, and some that were expanded by another way. */
     private val open = PriorityQueue<Int>(64) { one, other -> compareNodes(one, other) }
 
     val size: Int get() = tokens.size
 
-    /** Children of [parent]; [logProbs] are those of the last token of each path alone. */
+    /** Add children of [parent]; [logProbs] are those of the last token of each path alone. */
     fun add(parent: Int, tokens: List<Int>, logProbs: List<Double>) {
         val depth = if (parent == ROOT) 1 else depths[parent] + 1
         val above = if (parent == ROOT) 0.0 else scores[parent]
         for ((token, logProb) in tokens.zip(logProbs)) addNode(token, parent, depth, above + logProb, -1)
     }
 
-    /** Takes the [most] likeliest nodes above level [depth] that are not expanded yet and score above [floor]. */
+    /** Take the [most] likeliest nodes above level [depth] that are not expanded yet and score above [floor]. */
     fun frontier(most: Int, depth: Int, floor: Double): List<Int> {
         val taken = ArrayList<Int>()
         val tooDeep = ArrayList<Int>()
@@ -55,15 +55,16 @@ internal class Growth(val base: Int) {
         return taken
     }
 
-    /** [nodes] are not expanded after all. */
+    /** Return [nodes] that were not expanded after all. */
     fun putBack(nodes: List<Int>) {
         open += nodes
     }
 
     /**
-     * How many nodes of [frontier], likeliest first, promise [gain] accepted tokens, and each its share; or 0.
+     * Return how many nodes of [frontier], likeliest first, promise [gain] accepted tokens, and each its share of it;
+     * or 0.
      *
-     * A node promises what its likeliest child may bring: it pushes out one of score [worst].
+     * A node promises the gain of its likeliest child, which replaces one of score [worst].
      */
     fun worthExpanding(frontier: List<Int>, worst: Double, gain: Double): Int {
         val promised = frontier.map { max(0.0, BEST_CHILD * exp(scores[it]) - exp(worst)) }
@@ -87,7 +88,7 @@ internal class Growth(val base: Int) {
     fun child(parent: Int, token: Int): Int? =
         (size - 1 downTo parent + 1).firstOrNull { tokens[it] == token && parents[it] == parent }
 
-    /** The nodes that carry [wanted] from the root down, as far as there are any. */
+    /** Return the nodes that carry [wanted] from the root down, up to the first that is missing. */
     fun find(wanted: List<Int>): List<Int> {
         val found = ArrayList<Int>()
         for (token in wanted) {
@@ -98,9 +99,9 @@ internal class Growth(val base: Int) {
     }
 
     /**
-     * What hangs below the last node of [path], which becomes the root, and the cache rows to keep, in new order.
+     * Return the tree below the last node of [path], its new root, and the cache rows to keep, in new order.
      *
-     * The rows of [path] come first: its tokens belong to the text now. All of [path] must be expanded.
+     * The rows of [path] come first, as its tokens now belong to the text. All of [path] must be expanded.
      */
     fun below(path: List<Int>): Pair<Growth, IntArray> {
         val root = path.last()
@@ -121,8 +122,8 @@ internal class Growth(val base: Int) {
     /**
      * The [nodes] likeliest nodes down to level [depth] and their scores.
      *
-     * Best first, so that a verifier that prunes cuts the rest. Scores fall along a path, so parents come along and
-     * stand before their children.
+     * Best first, so that a verifier that prunes cuts the least likely. Scores fall along a path, so parents are
+     * included and precede their children.
      */
     fun best(nodes: Int, depth: Int): Pair<TokenTree, List<Double>> {
         val kept = tokens.indices.filter { depths[it] <= depth }.sortedWith(::compareNodes).take(nodes)

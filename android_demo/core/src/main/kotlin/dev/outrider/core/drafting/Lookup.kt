@@ -4,25 +4,25 @@ import kotlin.math.exp
 import kotlin.math.ln
 
 /**
- * Lookup: what followed when the text, or an earlier one, last stood at the same few tokens.
+ * Lookup: guess the token that followed the same few tokens earlier in the text, or in an earlier one.
  *
- * Copied names, quoted passages and repeated lines are cheap to foresee this way, from any distance and outside the
- * draft vocabulary; and so is an answer that is asked for again, or a form that this user's answers keep to. The
- * drafter has a say in how likely such a guess is; like any candidate it can only cost speed.
+ * It predicts copied names, quoted passages and repeated lines cheaply, at any distance and outside the draft
+ * vocabulary; also an answer that is asked for again, or a form that this user's answers keep to. The drafter
+ * influences how likely such a guess is; like any candidate it can only cost speed.
  *
  * An index of the runs of [LENGTHS] in a text that mostly grows at its end, and of those in earlier texts. memory: runs
- * of these that are kept, the ones seen last.
+ * of earlier texts that are kept, latest first.
  */
 internal class Lookup(private val memory: Int = MEMORY) {
     private var text = emptyList<Int>()
 
-    /** A run of tokens -> the token that followed it last. */
+    /** Run of tokens -> the token that last followed it. */
     private val next = HashMap<List<Int>, Int>()
 
-    /** The same of earlier texts, in the order they were last seen. */
+    /** The same for earlier texts, in the order they were last seen. */
     private val earlier = LinkedHashMap<List<Int>, Int>()
 
-    /** Bring the index to [text]; costs only what is new, or everything if the old text does not begin it. */
+    /** Bring the index to [text]; costs only the new part, or everything if the old text is not its beginning. */
     fun follow(text: List<Int>) {
         if (text.size < this.text.size || text.subList(0, this.text.size) != this.text) {
             this.text = emptyList()
@@ -36,7 +36,7 @@ internal class Lookup(private val memory: Int = MEMORY) {
         this.text = text.toList()
     }
 
-    /** Keep the runs of a text that is over, and forget the oldest ones of others beyond what fits. */
+    /** Keep the runs of a finished text, and forget the oldest ones of others beyond the limit. */
     fun remember(text: List<Int>) {
         for (end in text.indices) {
             for (length in EARLIER_LENGTHS) {
@@ -60,7 +60,7 @@ internal class Lookup(private val memory: Int = MEMORY) {
         earlier.clear()
     }
 
-    /** The token behind the text and [path], from the run that is the surest, and its hit rate; or null. */
+    /** Return the guess after the text and [path] with the highest rate; or null. */
     fun guess(path: List<Int>): Guess? {
         val own = ownGuess((text.takeLast(LONGEST) + path).takeLast(LONGEST))
         if (earlier.isEmpty()) return own
@@ -82,13 +82,14 @@ internal class Lookup(private val memory: Int = MEMORY) {
         return null
     }
 
-    /** A token that may come next. rate: how often such a guess is right. */
+    /** A possible next token. rate: how often such a guess is right. */
     data class Guess(val token: Int, val rate: Double) {
         /**
-         * Of the token's coming next, where the drafter gives it the probability [q]; null: it does not know the token.
+         * Return the probability that the token comes next, if the drafter gives it [q]; null: unknown to it.
          *
-         * Of text like what it has learnt a drafter knows better than a short match, and their log-odds add up; of
-         * other text it knows little, and its distribution is for where the guess is wrong. This is the mean of both.
+         * It is the mean of two rules. For text like the drafter's training data, drafter and match are independent
+         * witnesses, whose log-odds add up. For other text, the drafter's distribution only counts in case the guess is
+         * wrong.
          */
         fun probability(q: Double?): Double {
             if (q == null) return rate
@@ -104,26 +105,26 @@ internal class Lookup(private val memory: Int = MEMORY) {
         /** Weight of the drafter's log-odds of a guess beside those of its hit rate, on text like its training data. */
         private const val TRUST = 0.75
 
-        /** A drafter's probability of a guess counts as one between these where its log-odds are taken. */
+        /** Bounds of a drafter's probability of a guess before its log-odds are taken. */
         private const val FAINTEST = 1e-9
         const val SUREST = 1.0 - 1e-6
 
         /**
-         * Lengths of runs, and the share of positions where the guess behind a run of that length, the longest one that
-         * is found, was the target's token: 700 of the default target's training answers.
+         * Lengths of runs, and the share of positions where the guess after a run of that length, the longest one
+         * found, was the target's token, measured on 700 of the default target's training answers.
          */
         private val LENGTHS = intArrayOf(1, 2, 3, 4, 5, 6, 16, 32)
         private val HIT_RATES = doubleArrayOf(0.21, 0.50, 0.57, 0.67, 0.72, 0.82, 0.93, 0.985)
         private val LONGEST = LENGTHS.last()
 
         /**
-         * Lengths of runs in earlier texts, and the same rates for them where the text itself has no guess that is as
-         * sure: 600 of these answers, each behind those before it.
+         * Lengths of runs in earlier texts, and their rates if the text itself has no guess as sure: on 600 of these
+         * answers, each after those before it.
          */
         private val EARLIER_LENGTHS = intArrayOf(4, 8, 16, 32)
         private val EARLIER_RATES = doubleArrayOf(0.32, 0.63, 0.70, 0.985)
 
-        /** 8,192 tokens have as many runs. */
+        /** 8,192 tokens have this many runs. */
         private const val MEMORY = 4 * 8192
     }
 }

@@ -35,8 +35,8 @@ private const val BUCKETS_PER_UNIT = 32f
 /**
  * Finds the largest of many values, such as the logits of a whole vocabulary; used again and again for [size] values.
  *
- * Values are counted by their distance from the largest one. The bucket that the last place falls into is a bound,
- * below which nothing needs to be looked at.
+ * Values are counted by their distance from the largest one. The bucket of the last place is a bound, below which
+ * values are skipped.
  */
 internal class Likeliest(size: Int) {
     private val counts = IntArray(BUCKETS)
@@ -73,8 +73,8 @@ private fun sink(heap: DoubleArray, from: Int) {
 }
 
 /**
- * e^[x] for x <= 0 to eight digits, with less work than the library's: behind every node a distribution is summed over
- * the whole vocabulary.
+ * e^[x] for x <= 0 to eight digits, faster than the library's: for every node a distribution is summed over the whole
+ * vocabulary.
  */
 internal fun quickExp(x: Double): Double {
     if (x < -700) return 0.0

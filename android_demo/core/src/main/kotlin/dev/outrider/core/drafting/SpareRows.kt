@@ -2,38 +2,36 @@ package dev.outrider.core.drafting
 
 import kotlin.math.ln
 
-/** Additive mask value of what a query must not see. */
+/** Additive mask value that hides a key from a query. */
 internal const val MASKED = -1e9f
 
 /** How often the likeliest next token of a token is the same again, roughly. */
 internal const val SEEN_RATE = 0.4
 
-/** No row is worth its cost for a path that is less likely than this. */
+/** Paths less likely than this never get a row. */
 private const val FAINTEST = 0.03
 
 /**
- * Nor for one below this multiple of the row's cost; less than 1, because a row that comes true would have been run
- * anyway.
+ * Nor does one below this multiple of the row's cost; less than 1, because a correct row would have been run anyway.
  */
 private const val FAINTEST_SHARE = 0.65
 
-/** The least log-probability of a path that is worth a row; rowCost: as [RowCost.value]. */
+/** Return the least log-probability of a path that is worth a row; rowCost: as [RowCost.value]. */
 internal fun leastScore(rowCost: Double) = ln(maxOf(FAINTEST, FAINTEST_SHARE * rowCost))
 
-/** A token, and the row above it: one of the nodes that the step expands, or behind these another spare row. */
+/** A token, and the row that it follows: one of the nodes that the step expands, or an earlier spare row. */
 internal data class SpareRow(val token: Int, val above: Int)
 
 private class WaitingRow(val score: Double, val row: SpareRow, val path: List<Int>)
 
 /**
- * What to run in the [most] rows that a step has to spare: tokens that probably follow the nodes that it expands,
- * before anybody knows whether they do. One that turns out to be a child is expanded already, and its level costs no
- * step; of another a row is lost, of the step and of the cache. What is likelier comes first, so that every row stands
- * behind the one above it.
+ * Choose the tokens of the [most] spare rows of a step: those that probably follow the nodes that it expands, before
+ * that is known. If such a token becomes a child, it is expanded already and its level costs no step; otherwise a row
+ * of the step and the cache is lost. The likeliest come first, so that every row comes after the one that it follows.
  *
  * paths, scores: tokens from below the root down to each node that the step expands, and their log-probabilities.
- * depth: tokens at this level and below are not expanded. least: log-probability that a path must exceed. predict:
- * what may follow a path.
+ * depth: tokens at this level and below are not expanded. least: log-probability that a path must exceed. predict: the
+ * next token of a path.
  */
 internal fun spareRows(
     paths: List<List<Int>>, scores: List<Double>, most: Int, depth: Int, least: Double,
@@ -59,8 +57,8 @@ internal fun spareRows(
 internal class StepRows(val tokens: LongArray, val positions: LongArray, val mask: FloatArray)
 
 /**
- * A step's tokens `[n]`, positions `[n]` and mask `[n, past + n]` with spare rows behind them. nodes: how many of the
- * rows, the last ones, are of nodes that the step expands. A spare row sees what the one above it sees, and itself.
+ * Return a step's tokens `[n]`, positions `[n]` and mask `[n, past + n]`, extended by spare rows. nodes: how many of
+ * the rows, the last ones, are nodes that the step expands. A spare row sees what the row above it sees, and itself.
  */
 internal fun StepRows.withSpareRows(nodes: Int, spare: List<SpareRow>): StepRows {
     if (spare.isEmpty()) return this

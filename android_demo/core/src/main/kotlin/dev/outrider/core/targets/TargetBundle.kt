@@ -9,7 +9,7 @@ import dev.outrider.core.bundle.sha256
 import dev.outrider.core.protocol.EngineApi
 import java.io.File
 
-/** Version of the folder's layout and of the graph's arithmetic that is read here. */
+/** Supported version of the folder's layout and the graph's arithmetic. */
 private const val FORMAT_VERSION = 8
 private const val MANIFEST = "manifest.json"
 
@@ -19,7 +19,7 @@ public data class TargetShape(
     val vocabSize: Int, val layers: Int, val heads: Int, val kvHeads: Int, val headDim: Int, val window: Int,
 )
 
-/** A complete model in a folder, as `outrider_core.targets` lowers it, whose files are whole. graph: the ONNX file. */
+/** A complete model in a folder, lowered by `outrider_core.targets`, whose files are checked. graph: the ONNX file. */
 @EngineApi
 public class TargetBundle private constructor(public val graph: File, public val shape: TargetShape) {
     public companion object {

@@ -12,12 +12,12 @@ import java.io.Closeable
 import kotlin.math.exp
 import kotlin.math.pow
 
-/** Tokens read in one step, so that a reading can be given up in between. */
+/** Tokens read in one step, so that reading can be cancelled in between. */
 private const val READ_CHUNK = 64
 
 /**
- * DRY: a token that would be the next of a repetition of `n` tokens loses MULTIPLIER * BASE ^ (n - ALLOWED) of its
- * logit, from n = ALLOWED on, and at most MOST. Ordinary text repeats fewer tokens than that.
+ * DRY: a token that would continue a repetition of `n` tokens loses MULTIPLIER * BASE ^ (n - ALLOWED) of its logit,
+ * from n = ALLOWED on, and at most MOST. Ordinary text repeats fewer tokens than that.
  */
 private const val DRY_MULTIPLIER = 0.8
 private const val DRY_BASE = 1.75
@@ -28,8 +28,8 @@ private const val DRY_MOST = 100.0
 private const val FENCE = "```"
 
 /**
- * How the tokens of one answer are drawn. promptLength: tokens of the text in front of the answer. constraint: its
- * biases and penalties are a part of each draw.
+ * The settings for drawing the tokens of one answer. promptLength: tokens of the text before the answer. constraint:
+ * its biases and penalties apply to each draw.
  */
 internal data class Decoding(
     val promptLength: Int, val sampling: Sampling = Sampling(), val constraint: Constraint? = null,
@@ -39,9 +39,9 @@ internal data class Decoding(
 @EngineApi
 public interface UnderstudyModel : Closeable {
     /**
-     * Reads [tokens], at least one, behind the first [past] positions; what was held from there on is overwritten.
+     * Reads [tokens], at least one, after the first [past] positions; what was held from there on is overwritten.
      *
-     * Gives the logits `[vocab]` behind each of the last [wanted] of them, at least one.
+     * Returns the logits `[vocab]` after each of the last [wanted] of them, at least one.
      */
     public fun step(past: Int, tokens: List<Int>, wanted: Int): List<FloatArray>
 }
@@ -50,13 +50,13 @@ public interface UnderstudyModel : Closeable {
  * A complete small model with the target's tokenizer, which writes when the target is silent.
  *
  * It draws as the target does, with the same keyed noise, so that a good understudy writes much of what the target
- * would have written. Small models that write alone come to repeat themselves. What would go on a repetition of the
- * answer loses weight then, by DRY ("Don't Repeat Yourself", the sampler of that name), but never inside code.
+ * would have written. Small models tend to repeat themselves. Tokens that would continue a repetition of the answer are
+ * penalised by DRY ("Don't Repeat Yourself", the sampler of that name), but never inside code.
  *
  * decode: text of token ids. present: whether the model is there; it may be fetched later than the bundle. vocab: of
- * the target; it may be less than the model's, whose logits of the ids beyond are left out. maxContext: tokens of a
- * text at most. barred: ids that it must not write. open: brings the model into memory on first use. Not thread-safe:
- * one thread calls, but for [loaded] and [present].
+ * the target; if it is smaller than this model's, the logits of higher ids are left out. maxContext: most tokens of a
+ * text. barred: ids that it must not write. open: loads the model into memory on first use. Not thread-safe: one thread
+ * calls, but for [loaded] and [present].
  */
 public class Understudy @EngineApi constructor(
     private val decode: (List<Int>) -> String,
@@ -76,7 +76,7 @@ public class Understudy @EngineApi constructor(
     @Volatile
     private var model: UnderstudyModel? = null
     private val held = ArrayList<Int>() // what the model holds
-    private var logits: FloatArray? = null // behind the last of these
+    private var logits: FloatArray? = null // after the last of these
     private var chain = Chain()
 
     /** Tokens that were drafted so far. */
@@ -86,12 +86,12 @@ public class Understudy @EngineApi constructor(
     /** It is in memory. */
     internal val loaded: Boolean get() = model != null
 
-    /** Bring it into memory, unless it is there. Raises what the model's opening does, [EngineError] mostly. */
+    /** Load it into memory unless it is there. Raises the errors of `open`, mostly [EngineError]. */
     internal fun load() {
         opened()
     }
 
-    /** Give its memory back. */
+    /** Free its memory. */
     internal fun unload() {
         model?.close()
         model = null
@@ -100,7 +100,7 @@ public class Understudy @EngineApi constructor(
         chain = Chain()
     }
 
-    /** Read [text], as far as it is not what was read last. False: given up, as it was [cancelled]. */
+    /** Read [text], except what is read already. Returns false if it was [cancelled] before the end. */
     internal fun read(text: List<Int>, cancelled: () -> Boolean = { false }): Boolean {
         if (cancelled()) return false
         opened()
@@ -115,9 +115,9 @@ public class Understudy @EngineApi constructor(
     }
 
     /**
-     * How many of the tokens from [base] on it would have written itself, up to the first that it would not.
+     * Return how many of the tokens from [base] on it would have written itself, up to the first difference.
      *
-     * It has read all of them then, or as far as it agrees. null: given up, as it was [cancelled].
+     * It has read all of them then, or as many as agree. null: it was [cancelled].
      */
     internal fun agreed(text: List<Int>, base: Int, decoding: Decoding, cancelled: () -> Boolean = { false }): Int? {
         if (!read(text.subList(0, base), cancelled)) return null
@@ -125,7 +125,7 @@ public class Understudy @EngineApi constructor(
         while (agreed < text.size) {
             if (cancelled()) return null
             val chunk = text.subList(agreed, minOf(text.size, agreed + READ_CHUNK))
-            // the last token before is read again: its logits judge the first one
+            // the token before is run again: its logits judge the first one
             val rows = step(agreed - 1, listOf(text[agreed - 1]) + chunk, 1 + chunk.size)
             val same = chunk.indices.firstOrNull { row ->
                 val before = text.subList(0, agreed + row)
@@ -139,7 +139,7 @@ public class Understudy @EngineApi constructor(
         return agreed - base
     }
 
-    /** Its own next token behind [text], and the probability that it gives to it. */
+    /** Return its next token after [text], and that token's probability. */
     internal fun nextToken(text: List<Int>, decoding: Decoding): Written {
         read(text)
         val logits = logits!!
@@ -150,16 +150,16 @@ public class Understudy @EngineApi constructor(
     }
 
     /**
-     * (At most [count] tokens that the target may draw behind [text], log-probabilities of the way to each.)
+     * Return (at most [count] tokens that the target may draw after [text], log-probabilities of the path to each).
      *
-     * Loops are the target's to break. Fewer come once they are [cancelled]. What was drafted behind a text that this
-     * one continues is known.
+     * Drafts are not penalised for repetition. Fewer come once they are [cancelled]. The draft of a text that this one
+     * continues is reused.
      */
     internal fun draft(
         text: List<Int>, count: Int, decoding: Decoding, cancelled: () -> Boolean = { false },
     ): Pair<List<Int>, List<Double>> {
         val size = text.size
-        val base = chain.text.size - chain.logProbs.size // behind which it was drafted
+        val base = chain.text.size - chain.logProbs.size // the draft comes after these
         val behind = size in base..chain.text.size && chain.text.subList(0, size) == text
         if (behind && chain.decoding == decoding) {
             chain.logProbs.subList(0, size - base).clear()
@@ -171,16 +171,16 @@ public class Understudy @EngineApi constructor(
         return chain.text.drop(size).take(count) to scores
     }
 
-    /** Draft on, [count] tokens more, until they are [cancelled]. */
+    /** Draft [count] tokens more, until they are [cancelled]. */
     internal fun draftAhead(count: Int, cancelled: () -> Boolean) {
         if (chain.text.isNotEmpty()) goOn(chain.logProbs.size + count, cancelled)
     }
 
-    /** Draft until [count] tokens stand there. */
+    /** Extend the draft to [count] tokens. */
     private fun goOn(count: Int, cancelled: () -> Boolean) {
         val text = chain.text
         while (chain.logProbs.size < count && text.size < maxContext && read(text, cancelled)) {
-            // as where an answer begins: no loop yet
+            // as at the beginning of an answer: no loop yet
             val judged = judged(logits!!, text, chain.decoding.copy(promptLength = text.size))
             val token = draw(judged, chain.decoding.sampling, text.size)
             chain.logProbs += logProbs(judged, Sampling())[token]
@@ -198,7 +198,7 @@ public class Understudy @EngineApi constructor(
 
     private fun opened(): UnderstudyModel = model ?: open().also { model = it }
 
-    /** Forget what was read beyond what it shares with [text]; the last token of that is read again, if need be. */
+    /** Forget what was read beyond the common prefix with [text], whose last token is read again if needed. */
     private fun keep(text: List<Int>) {
         var same = commonPrefix(text, held)
         if (same == held.size && logits != null) return
@@ -207,7 +207,7 @@ public class Understudy @EngineApi constructor(
         logits = null
     }
 
-    /** The logits from which the token after [text] is drawn. */
+    /** Return the logits from which the token after [text] is drawn. */
     private fun judged(logits: FloatArray, text: List<Int>, decoding: Decoding): DoubleArray {
         val answer = text.subList(decoding.promptLength, text.size)
         val judged = DoubleArray(logits.size) { logits[it].toDouble() }
@@ -224,7 +224,9 @@ public class Understudy @EngineApi constructor(
     }
 }
 
-/** Tokens that would go on a repetition of at least [DRY_ALLOWED] tokens, each with the longest one's length. */
+/**
+ * Return tokens that would continue a repetition of at least [DRY_ALLOWED] tokens, each with the longest one's length.
+ */
 internal fun repetitions(answer: List<Int>): Map<Int, Int> {
     val found = HashMap<Int, Int>()
     val ids = answer.toIntArray()
