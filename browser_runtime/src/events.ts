@@ -14,34 +14,34 @@ interface Shown {
   provisional: string;
 }
 
-/** `tokens` joined the verified text; `confirmed` of them stood there as provisional before. */
+/** `tokens` joined the verified text; `confirmed` of them had been shown as provisional. */
 export interface Verified extends Shown {
   type: "verified";
   tokens: number[];
   confirmed: number;
 }
 
-/** `writer`, the drafter or the understudy, wrote `token` alone; a later event verifies it or takes it back. */
+/** `writer`, the drafter or the understudy, wrote `token` offline; a later event verifies it or rolls it back. */
 export interface Provisional extends Shown {
   type: "provisional";
   token: number;
   writer: Writer;
 }
 
-/** The last `count` provisional tokens were withdrawn: the target writes something else. `text`: what they read. */
+/** The last `count` provisional tokens were rolled back: the target writes something else. `text`: their text. */
 export interface RolledBack extends Shown {
   type: "rolledBack";
   count: number;
   text: string;
 }
 
-/** `tokens`, written on the device alone, stay (`keep`): they stand in `verified` now, but nobody verified them. */
+/** `tokens`, written on the device alone, stay (`keep`): they are in `verified` now, although unverified. */
 export interface Adopted extends Shown {
   type: "adopted";
   tokens: number[];
 }
 
-/** From here on `writer` writes alone. detail: why the understudy does not, where it failed; else "". */
+/** From here on `writer` writes offline. detail: why the understudy failed, if it did; else "". */
 export interface HandedOver extends Shown {
   type: "handedOver";
   writer: Writer;
@@ -56,8 +56,8 @@ export interface LinkState extends Shown {
 }
 
 /**
- * The answer's end, and always its last event. detail: why, where the verifier or an engine did not write all of it; else "".
- * spans: who wrote which tokens.
+ * The end of the answer, always its last event. detail: why the verifier or an engine did not write all of it, if so; else
+ * "". spans: who wrote which tokens.
  */
 export interface Finished extends Shown {
   type: "finished";
@@ -72,7 +72,7 @@ export type Event = Verified | Provisional | RolledBack | Adopted | HandedOver |
 
 /** Figures of one answer. Seconds and bytes as measured; bytes count WebSocket frames of this answer. */
 export interface AnswerStats extends Omit<SessionStats, "drafted" | "settled"> {
-  /** Verified. */
+  /** Verified tokens. */
   tokens: number;
   /** Accepted and bonus tokens per tree round. */
   tau: number;
@@ -81,7 +81,7 @@ export interface AnswerStats extends Omit<SessionStats, "drafted" | "settled"> {
   firstTokenSeconds: number;
   bytesUp: number;
   bytesDown: number;
-  /** Between asking for a tree or a token and having it; of that, what came first, for which the prompt is read. */
+  /** From requests for trees or tokens to their arrival; of that, the first one's, which includes reading the prompt. */
   draftSeconds: number;
   firstDraftSeconds: number;
   /** Drafting while a verdict was awaited, and nodes expanded then. */

@@ -1,4 +1,4 @@
-/** Carries out what a session asks for, and reports to it what happened, and when. */
+/** Carries out a session's actions, and reports events to it with their times. */
 
 import { clock } from "../clock.js";
 import { type Draft, NO_DRAFT, type TreeShape } from "../drafting/drafter.js";
@@ -17,10 +17,10 @@ import { HeldToken } from "./readingPacer.js";
 import { StatsRecorder } from "./stats.js";
 import type { UnderstudyText, UnderstudyThread } from "./understudyThread.js";
 
-/** The drafter's engine failed; the message is one line. Events have shown what was verified so far. */
+/** The drafter's engine failed; the message is one line. Events have shown the text verified so far. */
 export class DrafterFailed extends Error {}
 
-/** Jobs carry the session that asked: it may have been cancelled since. asked: seconds since the job was asked for. */
+/** Jobs carry the session that made them: it may have been cancelled since. asked: seconds since the request. */
 export type InboxEvent =
   | LinkEvent
   | { type: "drafted"; session: Session; draft: Draft; version: number; asked: number; working: number }
@@ -68,7 +68,7 @@ export class Answer {
     return this.recorder.now(this.session.stats, this.session.text.length);
   }
 
-  /** Events until the answer has ended, the last one `finished`; behind it throws DrafterFailed where the engine has failed. */
+  /** Yield events until the answer has ended, the last one `finished`; then throw DrafterFailed if the engine has failed. */
   async *run(): AsyncGenerator<Event, void, void> {
     const { session, link } = this;
     let failure: DrafterFailed | null = null;
@@ -92,9 +92,9 @@ export class Answer {
     }
   }
 
-  /** Cancel what is not finished; the next answer may be written by any verifier. */
+  /** Cancel unfinished work; any verifier may write the next answer. */
   close(): void {
-    this.link?.pin(""); // first: what is sent below may fail
+    this.link?.pin(""); // first, as sending below may fail
     this.do(this.session.cancel());
   }
 
@@ -110,7 +110,7 @@ export class Answer {
   private feed(event: InboxEvent): void {
     const { session } = this;
     const now = clock();
-    if ("session" in event && event.session !== session) return; // asked for by an answer that was cancelled
+    if ("session" in event && event.session !== session) return; // it belongs to an answer that was cancelled
     this.do(this.actionsOn(event, now));
     if (event.type === "wish" && event.wish === "proceed") this.display.proceeded();
   }
@@ -156,7 +156,7 @@ export class Answer {
     this.watch({ type: "verdict", path: [...verdict.accepted], bonus: verdict.bonus, base: verdict.baseLen });
   }
 
-  /** Show the reason where the verifier does not answer, before what followed from it. */
+  /** Show why the verifier does not answer, before the actions that follow from it. */
   private explained(actions: Action[]): Action[] {
     this.display.because(this.down || this.session.verifier.complaint);
     return actions;
@@ -197,7 +197,7 @@ export class Answer {
           break;
         case "AddRows":
           this.drafter.addRows(action.positions, action.rows);
-          this.draftAhead(); // which the job before has ended
+          this.draftAhead(); // the last job has stopped it
           break;
         case "Reconnect":
           this.link?.renew();
@@ -221,7 +221,7 @@ export class Answer {
     this.watch?.({ type: "tree", tree: request.tree, scores: request.scores, base: this.session.committed.length });
   }
 
-  /** Write the held token if its time has come; where it is not wanted any more, the session hears at once. */
+  /** Write the held token if its time has come; if it is no longer wanted, tell the session at once. */
   private release(): void {
     const now = clock();
     const { version } = this.session.job;
@@ -248,7 +248,7 @@ export class Answer {
     });
   }
 
-  /** Draft a tree for comparison, until the target falls silent: then the drafter may have to write. */
+  /** Draft a tree for comparison, unless the target falls silent: then the drafter may have to write. */
   private compare({ prefix, ...size }: Compare): void {
     const { session } = this;
     this.job(this.drafted(prefix, this.shape(size), null), ({ result, seconds }) => {
@@ -269,7 +269,7 @@ export class Answer {
     });
   }
 
-  /** Draft on below the tree under way, if the session wants it; any other job ends that. */
+  /** Draft below the present tree, if the session wants it; any other job ends that. */
   private draftAhead(): void {
     const { session } = this;
     if (session.draftsAhead !== "drafter") return;
@@ -294,12 +294,12 @@ export class Answer {
     const cancelled = () => session.cancelled(version);
     this.ofUnderstudy(this.understudy!.nextToken(this.textOf(prefix), cancelled), written => {
       if (!written && !cancelled()) throw new Error("the understudy is gone");
-      const { token, probability } = written ?? { token: 0, probability: 0 }; // which the session does not take
+      const { token, probability } = written ?? { token: 0, probability: 0 }; // the session ignores it
       this.inbox.push({ type: "written", session, token, probability, version, asked: clock() - asked });
     });
   }
 
-  /** Let the understudy draft what is sent. */
+  /** Let the understudy draft the chain that is sent. */
   private draftChain({ prefix, version, tokens }: DraftChain): void {
     const { session } = this;
     const asked = clock();
@@ -313,7 +313,7 @@ export class Answer {
     );
   }
 
-  /** Draft a chain for comparison, until the target falls silent: then the understudy has to write. */
+  /** Draft a chain for comparison, unless the target falls silent: then the understudy has to write. */
   private compareChain(prefix: number[], tokens: number): void {
     const { session } = this;
     let silent = false; // or was it, meanwhile
@@ -339,12 +339,12 @@ export class Answer {
     });
   }
 
-  /** Write on behind the chain under way, if the session wants it, until its version changes. */
+  /** Draft after the present chain, if the session wants it, until its version changes. */
   private writeAhead(): void {
     const { session } = this;
     const { version } = session.job;
     if (session.draftsAhead !== "understudy") return;
-    this.understudy!.draftAhead(MOST_TOKENS, () => session.cancelled(version)).catch(() => {}); // the next chain tells
+    this.understudy!.draftAhead(MOST_TOKENS, () => session.cancelled(version)).catch(() => {}); // the next chain reports it
   }
 
   private textOf(text: readonly number[]): UnderstudyText {
@@ -363,7 +363,7 @@ export class Answer {
     job.then(done).catch(error => this.inbox.push({ type: "failed", session: this.session, error }));
   }
 
-  /** The tree that is asked for; null if there is room for none. */
+  /** Return the shape of a requested tree; null if there is no room. */
   private shape({ nodes, depth, gain }: Pick<DraftTree, "nodes" | "depth" | "gain">): TreeShape | null {
     const { largest } = this.session.tuning;
     if (depth < 1) return null;

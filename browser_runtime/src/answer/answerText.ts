@@ -2,7 +2,7 @@
 
 import { type Decode, Detokeniser, StopStrings } from "../protocol/text.js";
 
-/** The answer as text, kept up token by token; provisional text is decoded behind the verified one. */
+/** The answer as text, updated token by token; provisional text is decoded after the verified text. */
 export class AnswerText {
   verified = "";
   provisional = "";
@@ -18,7 +18,7 @@ export class AnswerText {
     this.aheadStops = this.stops.fork();
   }
 
-  /** Add verified tokens; how many of them there were up to the end of a stop string, or null if none came. */
+  /** Add verified tokens; return how many there were up to the end of a stop string, or null without one. */
   commit(tokens: readonly number[]): number | null {
     for (const [index, token] of tokens.entries()) {
       this.verified += this.stops.push(this.decoder.push(token));
@@ -27,13 +27,13 @@ export class AnswerText {
     return null;
   }
 
-  /** Add a provisional token; false if a stop string ended the text. */
+  /** Add a provisional token; return false if a stop string ended the text. */
   provide(token: number): boolean {
     this.provisional += this.aheadStops.push(this.aheadDecoder.push(token));
     return !this.aheadStops.hit;
   }
 
-  /** The provisional text stands behind the verified one as it is now. */
+  /** Decode the provisional text again, after the verified text as it is now. */
   rebase(provisional: readonly number[]): void {
     this.aheadDecoder = this.decoder.fork();
     this.aheadStops = this.stops.fork();
@@ -41,7 +41,7 @@ export class AnswerText {
     for (const token of provisional) this.provide(token);
   }
 
-  /** No more comes: what was held back as the beginning of a character or a stop string is shown. */
+  /** End the text: show what was held back as a possible beginning of a character or a stop string. */
   end(): void {
     if (this.provisional) {
       this.provisional += this.aheadStops.push(this.aheadDecoder.flush()) + this.aheadStops.flush();

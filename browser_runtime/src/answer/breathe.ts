@@ -1,4 +1,4 @@
-/** Lets messages in that have arrived meanwhile: an engine step never does. */
+/** Let the event loop handle messages that arrived meanwhile: an engine step never does. */
 export function breathe(): Promise<void> {
   return new Promise(resolve => {
     const { port1, port2 } = new MessageChannel();

@@ -20,7 +20,7 @@ const PAUSED: Record<PauseReason, string> = {
   asked: "paused on request",
 };
 
-/** Events of one answer, in order, until they are taken. why: why the verifier does not answer, or "". */
+/** Collects the events of one answer, in order, until they are taken. why: why the verifier does not answer, or "". */
 export class Display {
   private readonly text: AnswerText;
   private events: Event[] = [];
@@ -39,14 +39,14 @@ export class Display {
     this.text.rebase(session.provisional);
   }
 
-  /** The events since the last call. */
+  /** Return the events since the last call. */
   take(): Event[] {
     const { events } = this;
     this.events = [];
     return events;
   }
 
-  /** Show tokens that stay. How many of them follow a stop string; null if none came. */
+  /** Show committed tokens. Returns how many of them follow a stop string; null without one. */
   keep(action: Commit | Adopt): number | null {
     const { text, session } = this;
     const before = text.provisional;
@@ -65,7 +65,7 @@ export class Display {
     return surplus;
   }
 
-  /** Show any other action; those that are not for a user's eyes change nothing. */
+  /** Show any other action; many show nothing. */
   show(action: Action): void {
     const { session, text } = this;
     switch (action.type) {
@@ -88,7 +88,7 @@ export class Display {
         this.stats.stalled(action.deadline);
         this.tell(session.state === "waiting for the link" ? "waiting" : "alone", SILENT);
         break;
-      case "Pause": // where the target's text does not go on coming
+      case "Pause": // unless the target's text continues
         if (session.offline.active) this.tell("waiting", PAUSED[action.reason]);
         break;
       case "Resume":
@@ -109,17 +109,17 @@ export class Display {
     }
   }
 
-  /** The reason for the end of an answer that cannot continue. */
+  /** Keep the reason for the end of an answer that cannot continue. */
   failed(why: string): void {
     this.why = why;
   }
 
-  /** `proceed` was called; the device writes again. */
+  /** Show that a pause was lifted and the device writes again. */
   proceeded(): void {
     if (this.session.state === "writing alone") this.tell("alone", SILENT);
   }
 
-  /** Why the verifier does not answer, or "". It is shown at once where the link's state says so already. */
+  /** Set why the verifier does not answer, or "". It is shown at once if the link's state depends on it. */
   because(why: string): void {
     if (why === this.why) return;
     this.why = why;
@@ -128,7 +128,7 @@ export class Display {
     }
   }
 
-  /** The link's state, if it is not shown already. */
+  /** Show the link's state, unless it is shown already. */
   tell(status: LinkStatus, detail: string): void {
     if (status === this.status) return;
     this.status = status;

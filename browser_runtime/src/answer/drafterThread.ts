@@ -1,4 +1,4 @@
-/** The drafter's jobs, in the order in which they were asked for, and drafting ahead between them. */
+/** The drafter's jobs, in the order of their requests, and drafting ahead between them. */
 
 import { type Draft, type Drafter, NO_DRAFT, type TreeShape } from "../drafting/drafter.js";
 import type { Constraint } from "../protocol/constraint.js";
@@ -12,13 +12,16 @@ export interface Timed<T> {
 }
 
 /**
- * Owns the drafter; jobs never overlap. A job carries the key of what it is for, and ends early, within one engine step,
- * once another is wanted. Promises reject with what the engine throws.
+ * Owns the drafter; jobs never overlap. A job carries the key of its purpose, and ends early, within one engine step, once
+ * another key is wanted. Promises reject with the engine's errors.
  */
 export interface DrafterThread {
-  /** From now on `key` is wanted. silent: the target has fallen silent. */
+  /** Make `key` the wanted one from now on. silent: the target has fallen silent. */
   want(key: string, silent: boolean): void;
-  /** key: null: whatever is wanted, until the target falls silent; then nothing comes of it. constraint: of whose biases and penalties account is taken. */
+  /**
+   * Draft a tree. key null: whatever key is wanted, unless the target falls silent; then the result is empty. constraint:
+   * its biases and penalties apply.
+   */
   draft(
     prefix: readonly number[],
     sampling: Sampling,
@@ -31,17 +34,17 @@ export interface DrafterThread {
     sampling: Sampling,
     constraint?: Constraint | null,
   ): Promise<Timed<{ token: number; probability: number }>>;
-  /** Grow the last tree on while `key` is wanted and no job waits; the nodes expanded. */
+  /** Grow the last tree while `key` is wanted and no job waits; return the nodes expanded. */
   draftAhead(shape: TreeShape, key: string): Promise<Timed<number>>;
   addRows(positions: readonly number[], rows: Float32Array): void;
   keepRows(length: number): void;
   remember(text: readonly number[]): void;
   forget(): void;
-  /** Drop the jobs that wait, and free the engine. */
+  /** Drop waiting jobs, and free the engine. */
   close(): Promise<void>;
 }
 
-/** A DrafterThread where it is called: in a worker, or in a program that has none. */
+/** A DrafterThread in the calling thread: inside a worker, or in a program without one. */
 export class LocalDrafter implements DrafterThread {
   private queue: Promise<unknown> = Promise.resolve();
   private asked = 0;
@@ -67,7 +70,7 @@ export class LocalDrafter implements DrafterThread {
     key: string | null,
     constraint: Constraint | null = null,
   ) {
-    let silent = false; // or was it, meanwhile
+    let silent = false; // whether the target has fallen silent meanwhile
     const cancelled = async () => {
       await breathe();
       silent ||= key === null && this.silent;

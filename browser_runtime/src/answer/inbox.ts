@@ -10,12 +10,12 @@ export class Inbox<T> {
     this.arrived?.();
   }
 
-  /** The messages that have arrived. */
+  /** Return the first message that has arrived. */
   take(): T | undefined {
     return this.events.shift();
   }
 
-  /** The next event, or undefined once `seconds` have passed; null: however long it takes. */
+  /** Return the next event, or undefined once `seconds` have passed; null: wait without a limit. */
   async next(seconds: number | null): Promise<T | undefined> {
     if (!this.events.length) {
       let timer: ReturnType<typeof setTimeout> | undefined;

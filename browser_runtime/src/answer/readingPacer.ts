@@ -1,39 +1,39 @@
-/** Holds a token that is to be written alone until a reader can be expected to have read the one before. */
+/** Hold an offline token until a reader has probably read the one before. */
 
 import type { WriteToken } from "../session/actions.js";
 
-/** Seconds that a writer is behind a reader, at most, and makes up for. */
+/** Most seconds that a writer may lag behind a reader and then catch up. */
 const MADE_UP = 1;
 
 /**
- * Somebody who reads what is written alone, at `rate` tokens per second, from the first token on.
+ * Models a reader of offline text, at `rate` tokens per second, from the first token on.
  *
- * committed, provisional: tokens of the text that are verified, and unverified ones behind them.
+ * committed, provisional: verified tokens of the text, and unverified ones after them.
  */
 export class Reader {
-  /** Tokens of a text, behind which reading ... */
+  /** Tokens of the text after which reading began ... */
   private committed = -1;
-  /** ... began then. */
+  /** ... at this time. */
   private began = 0;
   /** When another token would be read, anywhere. */
   private next = 0;
 
   constructor(private readonly rate: number) {}
 
-  /** When the reader reaches the next token; that is past if other tokens stood there before. */
+  /** Return when the reader reaches the next token; that is past if other tokens stood there before. */
   due(committed: number, provisional: number): number {
     return committed === this.committed ? this.began + provisional / this.rate : this.next;
   }
 
-  /** Another token stands there. */
+  /** Note that another token is shown there. */
   shown(committed: number, provisional: number, now: number): void {
-    const came = now - provisional / this.rate; // who was there just now began then
+    const came = now - provisional / this.rate; // a reader who is there now began then
     this.began = committed === this.committed ? Math.max(this.began, came - MADE_UP) : came;
     [this.committed, this.next] = [committed, now + 1 / this.rate];
   }
 }
 
-/** At most one WriteToken, held until its time has come. The first one is not held. */
+/** Holds at most one WriteToken until its time has come. The first one is not held. */
 export class HeldToken {
   private action: WriteToken | null = null;
   /** Where a paced token will stand, as in `Reader`. */
@@ -45,8 +45,8 @@ export class HeldToken {
   }
 
   /**
-   * Hold `action`, whose token will stand behind `committed` verified ones and what is provisional; without `paced` it is
-   * due at once.
+   * Hold `action`, whose token will follow `committed` verified ones and the provisional ones. Without `paced` it is due at
+   * once.
    */
   hold(action: WriteToken, committed: number, paced: boolean): void {
     this.action = action;
@@ -59,9 +59,7 @@ export class HeldToken {
     return this.place ? this.reader.due(...this.place) : 0;
   }
 
-  /**
-   * The token to write now, if its time has come or it is stale, as jobs carry `version` now; from then on it is not held.
-   */
+  /** Release the token to write now, if its time has come or `version` shows that it is stale. */
   release(now: number, version: number): WriteToken | null {
     const { action, place } = this;
     const due = this.wakeAt();

@@ -5,7 +5,7 @@ import type { AnswerStats } from "../events.js";
 import type { Link } from "../link/websocket.js";
 import type { SessionStats } from "../session/stats.js";
 
-/** Times and bytes of one answer, and with what its session counts, all of its statistics. */
+/** Times and bytes of one answer, and with its session's counts its complete statistics. */
 export class StatsRecorder {
   private readonly began = clock();
   private readonly up: number;
@@ -25,40 +25,40 @@ export class StatsRecorder {
     this.down = link?.traffic.down ?? 0;
   }
 
-  /** The target's tokens are there. */
+  /** Note tokens of the target. */
   committed(): void {
     this.measured.firstTokenSeconds ||= clock() - this.began;
   }
 
-  /** A tree or a token came `seconds` after it was asked for. */
+  /** Note a tree or a token that came `seconds` after its request. */
   drafted(seconds: number): void {
     this.measured.firstDraftSeconds ||= seconds;
     this.measured.draftSeconds += seconds;
   }
 
-  /** `nodes` were expanded while a verdict was awaited. */
+  /** Note that `nodes` were expanded while a verdict was awaited. */
   draftedAhead(nodes: number, seconds: number): void {
     this.measured.aheadNodes += nodes;
     this.measured.aheadSeconds += seconds;
   }
 
-  /** A verdict that was due at `due` did not come. */
+  /** Note a verdict that was due at `due` and did not come. */
   stalled(due: number): void {
     this.stalledAt = due;
   }
 
-  /** A provisional token is shown. */
+  /** Note that a provisional token is shown. */
   wrote(): void {
     if (this.stalledAt !== null) this.stallSeconds.push(clock() - this.stalledAt);
     this.stalledAt = null;
   }
 
-  /** The target answers again. */
+  /** Note that the target answers again. */
   resumed(): void {
     this.stalledAt = null;
   }
 
-  /** All statistics so far. counted: by the session. committed: tokens of the target, and those that were adopted. */
+  /** Return the statistics so far. counted: by the session. committed: the target's and adopted tokens. */
   now(counted: SessionStats, committed: number): AnswerStats {
     const { accepted, rounds, adopted } = counted;
     const tokens = committed - adopted;

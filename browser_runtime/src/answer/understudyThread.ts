@@ -1,16 +1,16 @@
-/** The understudy's jobs, in the order in which they were asked for. */
+/** The understudy's jobs, in the order of their requests. */
 
 import type { Cancelled, Chain, Decoding, Understudy, Written } from "../targets/understudy.js";
 import { breathe } from "./breathe.js";
 
-/** A text and how tokens are drawn behind it. */
+/** A text, and how tokens after it are drawn. */
 export interface UnderstudyText extends Decoding {
   text: readonly number[];
 }
 
 /**
- * A chain and the seconds of its steps: the first token ends the reading, and what was known takes none. steps: tokens
- * that were drafted meanwhile.
+ * A chain and the seconds of its steps. Reading ends with the first token; known tokens take no time. steps: tokens drafted
+ * for it.
  */
 export interface TimedChain extends Chain {
   steps: number;
@@ -18,27 +18,27 @@ export interface TimedChain extends Chain {
 }
 
 /**
- * Owns the understudy; jobs never overlap. A job ends early, within one step of the model, once it is `cancelled`: with null.
- * Promises reject where it cannot be used.
+ * Owns the understudy; jobs never overlap. A job ends early, within one step of the model, once it is `cancelled`; its
+ * result is null. Promises reject if the understudy is unusable.
  */
 export interface UnderstudyThread {
-  /** Whether the model is available, so that an answer may rely on it. */
+  /** Whether the model is available. */
   readonly present: boolean;
-  /** Read the text; how many of its tokens from `base` on the understudy would have written itself. */
+  /** Read the text; return how many of its tokens from `base` on the understudy would have written itself. */
   agreed(of: UnderstudyText, base: number, cancelled: () => boolean): Promise<number | null>;
   nextToken(of: UnderstudyText, cancelled: () => boolean): Promise<Written | null>;
-  /** A chain of at most `count` tokens behind the text; as far as it came once it is cancelled. */
+  /** Return a chain of at most `count` tokens after the text; once cancelled, the chain so far. */
   draft(of: UnderstudyText, count: number, cancelled: () => boolean): Promise<TimedChain | null>;
-  /** Write on behind the last chain, `count` tokens more, until that is cancelled or another job waits. */
+  /** Draft `count` tokens more after the last chain, until cancelled or another job waits. */
   draftAhead(count: number, cancelled: () => boolean): Promise<void>;
-  /** Something has happened: jobs may be cancelled. */
+  /** Check whether jobs are cancelled, as something has happened. */
   review(): void;
-  /** Give its memory back; what is asked of it next brings it in again. */
+  /** Free its memory; its next job loads it again. */
   unload(): void;
   close(): Promise<void>;
 }
 
-/** An UnderstudyThread where it is called, in a program that has no workers. */
+/** An UnderstudyThread in the calling thread, for a program without workers. */
 export class LocalUnderstudy implements UnderstudyThread {
   readonly present = true;
   private queue: Promise<unknown> = Promise.resolve();
@@ -46,7 +46,7 @@ export class LocalUnderstudy implements UnderstudyThread {
   /** Jobs that have not begun. */
   private waiting = 0;
 
-  /** open: brings it into memory. */
+  /** open: loads it into memory. */
   constructor(private readonly open: () => Promise<Understudy>) {}
 
   agreed(of: UnderstudyText, base: number, cancelled: () => boolean): Promise<number | null> {
@@ -108,7 +108,7 @@ export class LocalUnderstudy implements UnderstudyThread {
   }
 }
 
-/** Asks once messages have come in. */
+/** Return a check that first lets messages arrive. */
 function later(cancelled: () => boolean): Cancelled {
   return async () => {
     await breathe();

@@ -34,10 +34,7 @@ import kotlinx.coroutines.selects.onTimeout
 import kotlinx.coroutines.selects.select
 import kotlin.math.ceil
 
-/**
- * Carries out what a session asks for, and reports to it what happened, and when. [inbox]: what happens, from any
- * thread.
- */
+/** Carries out a session's actions, and reports events to it with their times. [inbox]: the events, from any thread. */
 internal class Answer(
     private val session: Session,
     private val link: Link?,
@@ -57,12 +54,12 @@ internal class Answer(
     private var failure: Exception? = null // of the engine
 
     /**
-     * Emits events until the answer has ended, the last one `Finished`; [recorded] is called before them. Gives what
-     * the engine raised, where that ended it.
+     * Emit events until the answer has ended, the last one `Finished`; [recorded] is called before each. Returns the
+     * engine's error, if that ended it.
      */
     suspend fun run(out: FlowCollector<Event>, recorded: () -> Unit): Exception? {
         display.tell(LinkState.CONNECTING, link?.url ?: "no server given")
-        while (true) { // what happened between two answers shows in the link's state
+        while (true) { // the link's state has the effects of events between two answers
             val event = inbox.tryReceive().getOrNull() ?: break
             if (event is InboxEvent.Linked && event.event is LinkUp) {
                 session.tuning.linked(event.event.welcome, event.event.rtt)
@@ -87,9 +84,9 @@ internal class Answer(
         }
     }
 
-    /** Cancel what is not finished; the next answer may be written by any verifier. */
+    /** Cancel unfinished work; any verifier may write the next answer. */
     fun close() {
-        link?.pin("") // first: what is sent below may fail
+        link?.pin("") // first, as sending below may fail
         act(session.cancel())
     }
 
@@ -114,7 +111,7 @@ internal class Answer(
                 }
                 InboxEvent.Wish.CANCEL -> act(session.cancel())
             }
-            // jobs of another session were asked for by an answer that was cancelled
+            // another session's jobs belong to an answer that was cancelled
             is InboxEvent.Ahead -> if (event.session === session) stats.aheadNodes += event.nodes
             is InboxEvent.Failed -> if (event.session === session) failure = event.error
             is InboxEvent.Compared -> if (event.session === session) {
@@ -138,14 +135,14 @@ internal class Answer(
     private fun linked(event: LinkEvent) {
         when (event) {
             is LinkUp -> if (event.welcome === welcome) {
-                session.tuning.linked(event.welcome, event.rtt) // it came up just as the answer began
+                session.tuning.linked(event.welcome, event.rtt) // it came up as the answer began
             } else {
                 welcome = event.welcome
                 down = ""
                 explained(session.linkUp(event.welcome, now(), event.rtt))
             }
             is LinkDown -> {
-                welcome = null // the one that is there already may be told of behind this
+                welcome = null // the present link may still be reported after this
                 down = event.reason
                 explained(session.linkDown(now(), event.refused))
             }
@@ -153,7 +150,7 @@ internal class Answer(
         }
     }
 
-    /** Do what followed from the link, and show the reason where the verifier does not answer. */
+    /** Carry out actions that follow from the link, and show why the verifier does not answer. */
     private fun explained(actions: List<Action>) {
         display.because(down.ifEmpty { session.verifier.complaint })
         act(actions)
@@ -181,7 +178,7 @@ internal class Answer(
                 }
                 is AddRows -> {
                     jobs.addRows(action)
-                    jobs.draftAhead() // which the job before has ended
+                    jobs.draftAhead() // the last job has stopped it
                 }
                 is Reconnect -> link?.renew()
                 is Commit -> display.keep(action)?.let { return act(session.stop(it)) }
@@ -191,7 +188,7 @@ internal class Answer(
         }
     }
 
-    /** Write the held token if its time has come; where it is not wanted any more, the session hears at once. */
+    /** Write the held token if its time has come; if it is no longer wanted, tell the session at once. */
     private fun release() {
         val action = held.release(now(), session.job.version) ?: return
         if (action.version == session.job.version) {

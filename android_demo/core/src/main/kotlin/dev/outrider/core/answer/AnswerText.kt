@@ -3,10 +3,10 @@ package dev.outrider.core.answer
 import dev.outrider.core.protocol.Detokeniser
 import dev.outrider.core.protocol.StopStrings
 
-/** The change of an event: the text that joins the verified one, and the new end of the provisional one. */
+/** The change of an event: text added to the verified text, and the new end of the provisional text. */
 internal class Change(val added: String, val dropped: Int, val appended: String)
 
-/** The answer as text, kept up token by token; provisional text is decoded behind the verified one. */
+/** The answer as text, updated token by token; provisional text is decoded after the verified text. */
 internal class AnswerText(decode: (List<Int>) -> String, stops: List<String>) {
     private val decoder = Detokeniser(decode)
     private val stops = StopStrings(stops)
@@ -14,9 +14,9 @@ internal class AnswerText(decode: (List<Int>) -> String, stops: List<String>) {
     private var stopsAhead = this.stops.fork()
     private val verified = StringBuilder()
     private val provisional = StringBuilder()
-    private var told = 0 // characters of the verified text that [change] has given
-    private val toldBehind = StringBuilder() // the provisional text as it has
-    private var rebased = false // since then
+    private var told = 0 // characters of the verified text that [change] has returned
+    private val toldBehind = StringBuilder() // the provisional text that it has returned
+    private var rebased = false // since the last [change]
 
     /** No text is provisional. */
     val settled: Boolean get() = provisional.isEmpty()
@@ -34,10 +34,10 @@ internal class AnswerText(decode: (List<Int>) -> String, stops: List<String>) {
         return change
     }
 
-    /** All of it. */
+    /** The verified and the provisional text. */
     override fun toString(): String = "$verified$provisional"
 
-    /** Add verified tokens; returns how many of them there were up to the end of a stop string, if one came. */
+    /** Add verified tokens; return how many there were up to the end of a stop string, if one came. */
     fun commit(tokens: List<Int>): Int? {
         for ((index, token) in tokens.withIndex()) {
             verified.append(stops.push(decoder.push(token)))
@@ -46,13 +46,13 @@ internal class AnswerText(decode: (List<Int>) -> String, stops: List<String>) {
         return null
     }
 
-    /** Add a provisional token; false if a stop string ended the text. */
+    /** Add a provisional token; return false if a stop string ended the text. */
     fun provide(token: Int): Boolean {
         provisional.append(stopsAhead.push(decoderAhead.push(token)))
         return !stopsAhead.hit
     }
 
-    /** The provisional text stands behind the verified one as it is now. */
+    /** Decode the provisional text again, after the verified text as it is now. */
     fun rebase(tokens: List<Int>) {
         decoderAhead = decoder.fork()
         stopsAhead = stops.fork()
@@ -61,7 +61,7 @@ internal class AnswerText(decode: (List<Int>) -> String, stops: List<String>) {
         tokens.forEach(::provide)
     }
 
-    /** No more comes: what was held back as the beginning of a character or a stop string is shown. */
+    /** End the text: show what was held back as a possible beginning of a character or a stop string. */
     fun end() {
         if (provisional.isNotEmpty()) {
             provisional.append(stopsAhead.push(decoderAhead.flush())).append(stopsAhead.flush())

@@ -50,10 +50,10 @@ internal class Display(
         text.rebase(session.provisional)
     }
 
-    /** The next event that was not taken yet. */
+    /** Return the next event that was not taken yet. */
     fun take(): Event? = events.removeFirstOrNull()
 
-    /** Show tokens that stay. Gives how many of them follow a stop string; null if none came. */
+    /** Show committed tokens. Returns how many of them follow a stop string; null without one. */
     fun keep(action: Commit): Int? {
         stats.committed()
         val count = extend(action.tokens)
@@ -83,12 +83,12 @@ internal class Display(
 
     private fun extend(tokens: List<Int>): Int? = text.commit(tokens).also { text.rebase(session.provisional) }
 
-    /** Show any other action; those that are not for a user's eyes change nothing. */
+    /** Show any other action; many show nothing. */
     fun show(action: Action) {
         when (action) {
             is Provide -> {
                 stats.wrote()
-                if (!text.provide(action.token)) session.text.enough = true // unless it is taken back
+                if (!text.provide(action.token)) session.text.enough = true // unless it is rolled back
                 show { added, dropped, appended ->
                     Provisional(added, dropped, appended, action.token, action.writer)
                 }
@@ -134,17 +134,17 @@ internal class Display(
         PauseReason.ASKED -> "paused on request"
     }
 
-    /** The reason for the end of an answer that cannot continue. */
+    /** Keep the reason for the end of an answer that cannot continue. */
     fun failed(reason: String) {
         why = reason
     }
 
-    /** `proceed` was called; the device writes again. */
+    /** Show that a pause was lifted and the device writes again. */
     fun proceeded() {
         if (session.state == State.ALONE) tell(LinkState.ALONE, SILENT)
     }
 
-    /** Why the verifier does not answer, or "". It is shown at once where the link's state says so already. */
+    /** Set why the verifier does not answer, or "". It is shown at once if the link's state depends on it. */
     fun because(reason: String) {
         if (reason == why) return
         why = reason
@@ -154,7 +154,7 @@ internal class Display(
         }
     }
 
-    /** The link's state, if it is not shown already. */
+    /** Show the link's state, unless it is shown already. */
     fun tell(state: LinkState, detail: String) {
         if (state == status) return
         status = state

@@ -37,19 +37,19 @@ internal class DrafterJobs(
         }
     }
 
-    /** Draft a tree for comparison, until the target falls silent: then the drafter may have to write. */
+    /** Draft a tree for comparison, unless the target falls silent: then the drafter may have to write. */
     fun compare(prefix: List<Int>, size: TreeSize) = worker.submit { drafter ->
         val began = now()
-        var silent = false // or was it, meanwhile
+        var silent = false // whether the target has fallen silent meanwhile
         val drafted = draft(drafter, prefix, size) {
             silent = silent || session.offline.active
             silent
         }
-        val draft = if (silent) Draft() else drafted // of a tree that was broken off nothing is learnt
+        val draft = if (silent) Draft() else drafted // an unfinished tree teaches nothing
         report(InboxEvent.Compared(session, draft, prefix.size, now() - began))
     }
 
-    /** Draft on below the tree under way, if the session wants it; any other job ends that. */
+    /** Draft below the present tree, if the session wants it; any other job ends that. */
     fun draftAhead() {
         if (session.draftsAhead != Writer.DRAFTER) return
         val version = session.job.version
@@ -60,7 +60,7 @@ internal class DrafterJobs(
 
     fun addRows(action: AddRows) = worker.submit { it.addRows(action.positions, action.rows) }
 
-    /** The tree that is asked for; an empty one where there is room for none. */
+    /** Return the requested tree; an empty one if there is no room. */
     private fun draft(drafter: Drafter, prefix: List<Int>, size: TreeSize, cancelled: () -> Boolean): Draft {
         if (size.depth < 1) return Draft()
         val largest = session.tuning.largest

@@ -8,29 +8,29 @@ import java.util.concurrent.TimeUnit
 import java.util.concurrent.atomic.AtomicInteger
 
 /**
- * One thread owns the drafter: jobs in the order they were asked for. Any new job ends drafting ahead within one engine
- * step.
+ * A thread that owns the drafter and runs jobs in the order of their requests. Any new job ends drafting ahead within
+ * one engine step.
  */
 internal class DrafterThread(private val drafter: Drafter) {
     private val thread = Executors.newSingleThreadExecutor { Thread(it, "outrider-drafter").apply { isDaemon = true } }
     private val asked = AtomicInteger()
 
-    /** Gets what an engine throws in the jobs that are submitted from now on. */
+    /** Gets the exceptions of jobs that are submitted from now on. */
     var failed: (Exception) -> Unit = {}
 
-    /** Run [job] behind those that were submitted before. */
+    /** Run [job] after those that were submitted before. */
     fun submit(job: (Drafter) -> Unit) {
         asked.incrementAndGet()
         enqueue { job(drafter) }
     }
 
-    /** Grow the last tree on until that is [cancelled] or a job waits; [done] gets the number of nodes expanded. */
+    /** Grow the last tree until [cancelled] or a job waits; [done] gets the number of nodes expanded. */
     fun draftAhead(shape: TreeShape, cancelled: () -> Boolean, done: (Int) -> Unit) {
         val before = asked.get()
         enqueue { done(drafter.draftAhead(shape) { asked.get() != before || cancelled() }) }
     }
 
-    /** Wait for running work, and end. [seconds]: at most. */
+    /** Wait for the running job, at most [seconds], and end. */
     fun close(seconds: Long) {
         asked.incrementAndGet()
         thread.shutdown()
@@ -38,7 +38,7 @@ internal class DrafterThread(private val drafter: Drafter) {
     }
 
     private fun enqueue(job: () -> Unit) {
-        val failed = failed // of those who ask
+        val failed = failed // that of this job
         try {
             thread.execute {
                 try {
@@ -48,7 +48,7 @@ internal class DrafterThread(private val drafter: Drafter) {
                 }
             }
         } catch (_: RejectedExecutionException) {
-            // closed: the answer that asked for it is being cancelled
+            // closed: its answer is being cancelled
         }
     }
 }

@@ -10,25 +10,25 @@ import dev.outrider.core.session.ReadText
 import dev.outrider.core.session.Session
 import dev.outrider.core.session.WriteToken
 
-/** Messages that an answer waits for. Jobs carry their session, which may have been cancelled since. */
+/** Messages that an answer waits for. Jobs carry the session that made them: it may have been cancelled since. */
 internal sealed interface InboxEvent {
     /** The link reports. */
     class Linked(val event: LinkEvent) : InboxEvent
 
     /**
-     * The tree of a [DraftTree], or the chain of a [DraftChain]. asked, working: seconds since it was asked for; of
-     * these, in the drafter itself, as [Session.treeReady] wants them.
+     * The tree of a [DraftTree], or the chain of a [DraftChain]. asked, working: seconds since the request; seconds of
+     * these in the drafter, for [Session.treeReady].
      */
     class Drafted(val session: Session, val draft: Draft, val version: Int, val asked: Double, val working: Double) :
         InboxEvent
 
-    /** The token of a [WriteToken]. asked: seconds since it was asked for. */
+    /** The token of a [WriteToken]. asked: seconds since the request. */
     class TokenWritten(val session: Session, val written: Written, val version: Int, val asked: Double) : InboxEvent
 
     /** The tree of a [Compare], below the first [base] tokens. working: see [Drafted]. */
     class Compared(val session: Session, val draft: Draft, val base: Int, val working: Double) : InboxEvent
 
-    /** The understudy has read, or given up, the text of a [ReadText]; [agreed] as of that. */
+    /** The understudy has read the text of a [ReadText], or cancelled that; see there for [agreed]. */
     class TextRead(val session: Session, val agreed: Int?) : InboxEvent
 
     /** The understudy cannot be used: [why], in words for people. */
@@ -40,7 +40,7 @@ internal sealed interface InboxEvent {
     /** The drafter's engine threw [error]. */
     class Failed(val session: Session, val error: Exception) : InboxEvent
 
-    /** Somebody asks for something. */
+    /** A call by the app. */
     class Asked(val wish: Wish) : InboxEvent
 
     enum class Wish { PAUSE, PROCEED, CANCEL }

@@ -4,7 +4,7 @@ import dev.outrider.core.events.AnswerStats
 import dev.outrider.core.link.Link
 import dev.outrider.core.session.SessionStats
 
-/** Times and bytes of one answer while it grows, and at its end all of its statistics. */
+/** Times and bytes of one answer while it grows, and at its end its complete statistics. */
 internal class StatsRecorder(private val link: Link?) {
     var draftSeconds = 0.0
     var aheadNodes = 0
@@ -15,28 +15,28 @@ internal class StatsRecorder(private val link: Link?) {
     private val up = link?.traffic?.up ?: 0
     private val down = link?.traffic?.down ?: 0
 
-    /** The target's tokens are there. */
+    /** Note tokens of the target. */
     fun committed() {
         if (firstToken == 0.0) firstToken = now() - began
     }
 
-    /** A verdict that was due at [due] did not come. */
+    /** Note a verdict that was due at [due] and did not come. */
     fun stalled(due: Double) {
         stalledAt = due
     }
 
-    /** A provisional token is shown. */
+    /** Note that a provisional token is shown. */
     fun wrote() {
         stalledAt?.let { stallSeconds += now() - it }
         stalledAt = null
     }
 
-    /** The target answers again. */
+    /** Note that the target answers again. */
     fun resumed() {
         stalledAt = null
     }
 
-    /** The answer has ended. counts: its session's. committed: tokens of the target, and those that were adopted. */
+    /** Return the statistics of the ended answer. counts: its session's. committed: the target's and adopted tokens. */
     fun end(counts: SessionStats, committed: Int): AnswerStats {
         val tokens = committed - counts.adopted
         val seconds = now() - began

@@ -29,7 +29,7 @@ internal class UnderstudyJobs(
         val asked = now()
         submit { understudy ->
             val read = understudy.read(action.prefix) { session.cancelled(action.version) }
-            // what the session does not take once it is cancelled
+            // the session ignores it once it is cancelled
             val written = if (read) understudy.nextToken(action.prefix, decoding) else Written(0, 0.0)
             InboxEvent.TokenWritten(session, written, action.version, now() - asked)
         }
@@ -44,23 +44,23 @@ internal class UnderstudyJobs(
         }
     }
 
-    /** Draft a chain for comparison, until the target falls silent: then the understudy has to write. */
+    /** Draft a chain for comparison, unless the target falls silent: then the understudy has to write. */
     fun compare(prefix: List<Int>, tokens: Int) = submit { understudy ->
         val (draft, seconds) = chain(understudy, prefix, tokens) { session.offline.active || session.finished != null }
         InboxEvent.Compared(session, draft, prefix.size, seconds)
     }
 
-    /** Write on behind the chain under way, if the session wants it, until its version changes. */
+    /** Draft after the present chain, if the session wants it, until its version changes. */
     fun draftAhead() {
         if (session.draftsAhead != Writer.UNDERSTUDY) return
         val version = session.job.version
         val cancelled = { session.cancelled(version) || worker.waits }
-        worker.submit { runCatching { it.draftAhead(MOST_TOKENS, cancelled) } } // the next chain tells what fails
+        worker.submit { runCatching { it.draftAhead(MOST_TOKENS, cancelled) } } // the next chain reports it
     }
 
     /**
-     * A chain of at most [count] tokens behind [prefix], and the seconds of its steps: the first token ends the
-     * reading, and what is known takes none.
+     * Return a chain of at most [count] tokens after [prefix], and the seconds of its steps. Reading ends with the
+     * first token; known tokens take no time.
      */
     private fun chain(
         understudy: Understudy, prefix: List<Int>, count: Int, cancelled: () -> Boolean,
@@ -74,7 +74,7 @@ internal class UnderstudyJobs(
     }
 
     private fun submit(job: (Understudy) -> InboxEvent) = worker.submit { understudy ->
-        // a model may take more memory than there is, and its library may not load: the answer continues without it
+        // the model may need too much memory, and its library may not load: the answer continues without it
         report(
             try {
                 job(understudy)

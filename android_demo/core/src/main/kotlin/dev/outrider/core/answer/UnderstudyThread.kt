@@ -13,22 +13,22 @@ internal class UnderstudyThread(private val understudy: Understudy) {
         Thread(job, "outrider-understudy").apply { isDaemon = true }
     }
 
-    /** Run [job], which handles its own errors, behind those that were submitted before. */
+    /** Run [job], which handles its own errors, after those that were submitted before. */
     fun submit(job: (Understudy) -> Unit) {
         try {
             thread.execute { job(understudy) }
         } catch (_: RejectedExecutionException) {
-            // closed: the answer that asked for it is being cancelled
+            // closed: its answer is being cancelled
         }
     }
 
-    /** A job waits for the one that runs. */
+    /** Whether a job waits for the running one. */
     val waits: Boolean get() = waiting.isNotEmpty()
 
-    /** Give the understudy's memory back once it has nothing more to do. */
+    /** Free the understudy's memory once it has no more jobs. */
     fun unload() = submit(Understudy::unload)
 
-    /** Wait for running work, at most [seconds], and end; the understudy's memory is given back. */
+    /** Wait for the running job, at most [seconds], free the understudy's memory, and end. */
     fun close(seconds: Long) {
         waiting.clear()
         if (understudy.loaded) unload()

@@ -7,33 +7,33 @@ import dev.outrider.core.session.Span
 import dev.outrider.core.session.Writer
 
 /**
- * One change of the text that a user sees: verified text, the target's, and behind it provisional text, written without
- * it. [added] joins the end of the verified text, the last [dropped] characters of the provisional text go, and
- * [appended] takes their place. No event may be left out; [Shown] puts them together.
+ * One change of the text that a user sees: the target's verified text, and after it provisional text, written offline.
+ * [added] is appended to the verified text, the last [dropped] characters of the provisional text are removed, and
+ * [appended] replaces them. Use every event; [Shown] puts them together.
  */
 public sealed interface Event {
-    /** Joins the end of the verified text, which is never taken back. */
+    /** Appended to the verified text, which is never rolled back. */
     public val added: String
 
-    /** Characters that leave the end of the provisional text. */
+    /** Characters removed from the end of the provisional text. */
     public val dropped: Int
 
-    /** Joins the end of the provisional text then. */
+    /** Then appended to the provisional text. */
     public val appended: String
 }
 
-/** The text that a user sees, put together from all events of an answer. Not thread-safe. */
+/** The text that a user sees, composed of all events of an answer. Not thread-safe. */
 public class Shown {
     private val verifiedText = StringBuilder()
     private val provisionalText = StringBuilder()
 
-    /** The target's own text, and what was adopted. */
+    /** The target's own text, and adopted text. */
     public val verified: String get() = verifiedText.toString()
 
     /** Text written offline, which may be rolled back. */
     public val provisional: String get() = provisionalText.toString()
 
-    /** Take up the next event; returns this. */
+    /** Apply the next event; return this. */
     public fun add(event: Event): Shown {
         verifiedText.append(event.added)
         provisionalText.setLength(provisionalText.length - event.dropped)
@@ -42,29 +42,29 @@ public class Shown {
     }
 }
 
-/** [tokens] joined the verified text; [confirmed] of them stood there as provisional before. */
+/** [tokens] joined the verified text; [confirmed] of them had been shown as provisional. */
 public data class Verified(
     override val added: String, override val dropped: Int, override val appended: String, val tokens: List<Int>,
     val confirmed: Int,
 ) : Event
 
-/** [writer], the drafter or the understudy, wrote [token] alone; a later event verifies it or takes it back. */
+/** [writer], the drafter or the understudy, wrote [token] offline; a later event verifies it or rolls it back. */
 public data class Provisional(
     override val added: String, override val dropped: Int, override val appended: String, val token: Int,
     val writer: Writer,
 ) : Event
 
-/** The last [count] provisional tokens were withdrawn: the target, or the understudy, writes something else. */
+/** The last [count] provisional tokens were rolled back: the target, or the understudy, writes something else. */
 public data class RolledBack(
     override val added: String, override val dropped: Int, override val appended: String, val count: Int,
 ) : Event
 
-/** [tokens], written on the device alone, stay: they are verified text from here on, but nobody verified them. */
+/** [tokens], written on the device alone, stay: they are in the verified text now, although unverified. */
 public data class Adopted(
     override val added: String, override val dropped: Int, override val appended: String, val tokens: List<Int>,
 ) : Event
 
-/** From here on [writer] writes alone. [detail]: why the understudy does not, where it failed; else "". */
+/** From here on [writer] writes offline. [detail]: why the understudy failed, if it did; else "". */
 public data class HandedOver(
     override val added: String, override val dropped: Int, override val appended: String, val writer: Writer,
     val detail: String,
@@ -77,7 +77,7 @@ public data class LinkChange(
 ) : Event
 
 /**
- * The answer's end, and always its last event. [detail]: why, where the verifier or an engine did not write all of it;
+ * The end of the answer, always its last event. [detail]: why the verifier or an engine did not write all of it, if so;
  * else "". [spans]: who wrote which of [tokenIds].
  */
 public data class Finished(
@@ -93,13 +93,13 @@ public data class Finished(
 
 /** The state of the target. */
 public enum class LinkState {
-    /** Nothing is known of it yet. */
+    /** It has not answered yet. */
     CONNECTING,
 
     /** It answers. */
     VERIFIED,
 
-    /** The device writes on without it. */
+    /** The device writes on. */
     ALONE,
 
     /** It is silent and nothing is written. */
@@ -110,7 +110,7 @@ public enum class LinkState {
 public class AnswerStats internal constructor(
     /** The session's counts: rounds, stalls, offline tokens. */
     public val counts: SessionStats,
-    /** Verified. */
+    /** Verified tokens. */
     public val tokens: Int,
     /** Accepted and bonus tokens per tree round. */
     public val tau: Double,
@@ -119,7 +119,7 @@ public class AnswerStats internal constructor(
     public val firstTokenSeconds: Double,
     public val bytesUp: Long,
     public val bytesDown: Long,
-    /** Between asking for a tree or a token and having it. */
+    /** From requests for trees or tokens to their arrival. */
     public val draftSeconds: Double,
     /** Nodes expanded while a verdict was awaited. */
     public val aheadNodes: Int,
