@@ -31,7 +31,7 @@ export interface Tool {
   function: { name: string; description?: string; parameters?: JsonSchema; strict?: boolean };
 }
 
-/** allowed_tools: these alone, though the prompt describes all. */
+/** allowed_tools: only these, though the prompt describes all. */
 export type ToolChoice =
   | "none"
   | "auto"
@@ -42,7 +42,7 @@ export type ToolChoice =
       allowed_tools: { mode: "auto" | "required"; tools: { type: "function"; function: { name: string } }[] };
     };
 
-/** The options of a request that are a part of every draw. All may be left out. */
+/** The options of a request that apply to every draw. All are optional. */
 export interface FormOptions {
   responseFormat?: ResponseFormat | null;
   /** By token id, -100 to 100. */
@@ -50,7 +50,7 @@ export interface FormOptions {
   /** -2 to 2; the answer's own tokens count. */
   frequencyPenalty?: number;
   presencePenalty?: number;
-  /** Calls stand in the text as `<tool_call>`; a prompt of token ids has to describe the tools itself. */
+  /** Calls appear in the text as `<tool_call>`; a prompt of token ids must describe the tools itself. */
   tools?: readonly Tool[];
   toolChoice?: ToolChoice;
   parallelToolCalls?: boolean;
@@ -111,7 +111,7 @@ export function unsupported(constraint: Constraint | null): boolean {
   return Boolean(constraint && constraint.grammar !== GRAMMAR_NONE);
 }
 
-/** Throws RangeError if nothing here can hold an answer to `constraint`. */
+/** Throw RangeError if no writer here can obey `constraint`. */
 export function checkSupported(constraint: Constraint | null, { writer }: Policy): void {
   const why = "response_format and tools need a verifier: this device writes alone and does not support them";
   expect(!unsupported(constraint) || writer !== "device-only", `${why}: ${NO_GRAMMARS}`);
@@ -139,7 +139,7 @@ function chosen(choice: ToolChoice): { only: string[] | null; required: boolean;
   return { only: tools.map(tool => tool.function.name), required: mode === "required", named: false };
 }
 
-/** The schema of a call's arguments: an object, and without more properties than it names. */
+/** Return the schema of a call's arguments: an object, without properties that it does not name. */
 function closed(parameters: JsonSchema = {}): JsonSchema {
   const own = Object.keys(parameters).length ? parameters : { properties: {} };
   const schema: JsonSchema = { type: "object", ...own };
@@ -179,7 +179,7 @@ function biasesOf(logitBias: Readonly<Record<string, number>>, vocabSize: number
     expect(token < vocabSize, `logit_bias names token ${token}; the model has tokens 0 to ${vocabSize - 1}`);
     const fits = typeof amount === "number" && Math.abs(amount) <= MAX_BIAS;
     expect(fits, `logit_bias of token ${token} must be a number from -${MAX_BIAS} to ${MAX_BIAS}`);
-    if (amount) biases.set(token, Math.fround(amount)); // as it travels
+    if (amount) biases.set(token, Math.fround(amount)); // as on the wire
   }
   expect(biases.size <= MAX_BIASES, `logit_bias has ${biases.size} entries; at most ${MAX_BIASES} are taken`);
   return biases;

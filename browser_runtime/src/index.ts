@@ -1,4 +1,4 @@
-/** Outrider's device side for browsers: draft on the device, verify in the cloud, go on when the link is cut. */
+/** Outrider's device side for browsers: draft on the device, verify in the cloud, continue when the link is cut. */
 
 export { DrafterFailed, type Sight } from "./answer/answer.js";
 export type { DrafterThread } from "./answer/drafterThread.js";

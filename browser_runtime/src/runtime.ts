@@ -27,36 +27,39 @@ import { LARGEST, Tuning } from "./speed/tuning.js";
 
 /** All may be left out. */
 export interface Options {
-  /** Who writes, and what becomes of text written alone. */
+  /** Who writes, and what happens to offline text. */
   policy?: Partial<Policy>;
-  /** The largest trees; `shaping`: choose smaller ones where they bring more tokens per second. */
+  /** The largest trees; `shaping`: send smaller ones when they bring more tokens per second. */
   shape?: TreeShape;
   shaping?: boolean;
   patience?: Partial<Patience>;
-  /** Of `openUnderstudy`: who writes alone once it has read the text, as the policy says. It is closed with the runtime. */
+  /**
+   * A result of `openUnderstudy`. It writes offline once it has read the text, as the policy says. It is closed with the
+   * runtime.
+   */
   understudy?: UnderstudyThread | null;
-  /** Draft on while a verdict is awaited; null: where that makes rounds shorter. */
+  /** Draft on while a verdict is awaited; null: if that makes rounds shorter. */
   ahead?: boolean | null;
   /** Pinned; null: whichever is faster. */
   mode?: Mode | null;
-  /** For an address that asks for one, or what gives it anew; never sent in clear text to another machine. */
+  /** The verifier's bearer token, or a function that returns it; never sent in clear text to another machine. */
   token?: string | TokenProvider | null;
   /**
-   * Seconds without an answer after which the connection is closed, 60 if left out. Nothing is sent or dialled from then on
-   * until the next answer.
+   * Seconds without an answer after which the connection is closed, 60 if left out. Nothing is sent or dialled until the
+   * next answer.
    */
   idle?: number;
-  /** In place of WebSocket. */
+  /** Replaces WebSocket. */
   makeSocket?: MakeSocket;
-  /** Gets the trees that are sent, and what came of them. */
+  /** Gets the trees that are sent, and their verdicts. */
   watch?: (sight: Sight) => void;
 }
 
 /**
- * maxNewTokens, at least 1, counts verified tokens only. seed: the same gives the same text; left out or -1, one is drawn.
+ * maxNewTokens, at least 1: most verified tokens. seed: the same seed gives the same text; undefined or -1 picks one.
  *
- * All writers obey the options of `FormOptions`: no grammar library runs here, so under a responseFormat or tools
- * the target alone writes, and such an answer waits where there is no link.
+ * All writers obey the options of `FormOptions`. No grammar library runs here, so under a responseFormat or tools only the
+ * target writes, and such an answer waits for the link.
  */
 export interface Request extends SamplingOptions, FormOptions {
   maxNewTokens?: number;
@@ -65,10 +68,10 @@ export interface Request extends SamplingOptions, FormOptions {
 }
 
 /**
- * A bundle, its drafter and one link; one answer at a time.
+ * A bundle, its drafter and one link; answers one prompt at a time.
  *
- * server: `host:port`, `ws://...` or `wss://...` of a verifier; null: write alone. Throws LinkRefused for an address that
- * cannot be used.
+ * server: `host:port`, `ws://...` or `wss://...` of a verifier; null: write on this device alone. Throws LinkRefused for an
+ * unusable address.
  */
 export class EdgeRuntime {
   /** Why there is no connection; "" while there is one, or none is needed. */
@@ -91,10 +94,10 @@ export class EdgeRuntime {
   private greeted: number | null = null;
   private closed = false;
   private inBackground = false;
-  /** Of the bundle, and of the verifier once it was reached. */
+  /** The bundle's context, or the verifier's once it was reached and if it is smaller. */
   private maxContext: number;
 
-  /** Begins to connect at once. drafter: of `startDrafter`; it is closed with the runtime. */
+  /** Begins to connect at once. drafter: a result of `startDrafter`; it is closed with the runtime. */
   constructor(
     private readonly bundle: Bundle,
     private readonly drafter: DrafterThread,
@@ -132,27 +135,27 @@ export class EdgeRuntime {
     return this.link?.welcome != null;
   }
 
-  /** Figures of the answer on its way; null where there is none. */
+  /** Figures of the answer in progress; null if there is none. */
   get stats(): AnswerStats | null {
     return this.answer?.stats ?? null;
   }
 
-  /** How the target is asked now. */
+  /** The present mode: trees or a stream. */
   get mode(): Mode {
     return this.answer?.session.mode ?? this.controller.mode;
   }
 
   /**
-   * What `resume` needs to continue the answer on its way; null where there is none.
+   * The data for `resume` to continue the answer in progress; null if there is none.
    *
-   * Write it down after every event that matters to you: a page that is closed in mid-answer then loses nothing.
+   * Save it after every event that matters to you: a page that is closed in mid-answer then loses nothing.
    */
   get record(): AnswerRecord | null {
     if (!this.answer) return null;
     return recordOf(this.answer.session, this.bundle.manifest.targetHash, this.answer.stops);
   }
 
-  /** Cancel the answer on its way, tell the verifier to forget the conversation, hang up and free the engine. */
+  /** Cancel the answer in progress, tell the verifier to forget the conversation, hang up and free the engine. */
   async close(): Promise<void> {
     this.closed = true;
     this.cancel();
@@ -163,8 +166,9 @@ export class EdgeRuntime {
   /**
    * Answer a question, a conversation, or token ids. The last event is `finished`; `cancel`, or leaving the loop, ends it.
    *
-   * Throws RangeError at once on an argument out of bounds, on a prompt that leaves no room and on what nothing here can
-   * hold the answer to; while events are read, Error if another answer is on its way, DrafterFailed behind `finished` where the engine failed.
+   * Throws RangeError at once on an argument out of bounds, on a prompt that leaves no room and on options that neither
+   * device nor verifier supports; while events are read, Error if another answer is in progress, DrafterFailed after
+   * `finished` if the engine failed.
    */
   generate(prompt: string | readonly ChatMessage[] | readonly number[], request: Request = {}): AsyncGenerator<Event> {
     const { maxNewTokens = 256, stop = [], seed = -1, ...others } = request;
@@ -182,7 +186,7 @@ export class EdgeRuntime {
     });
   }
 
-  /** Continue an answer that `record` wrote down, perhaps in a page that was closed. Events as of `generate`. */
+  /** Continue an answer that `record` described, perhaps in a page that was closed. Events as from `generate`. */
   resume(record: AnswerRecord): AsyncGenerator<Event> {
     checkRecord(record, this.bundle.manifest.targetHash);
     const { sampling, sessionId, constraint } = settingsOf(record);
@@ -196,7 +200,7 @@ export class EdgeRuntime {
     });
   }
 
-  /** Token ids of what is asked, with tools that may be called. Throws RangeError on what does not fit. */
+  /** Return token ids of a prompt, with tools that may be called. Throws RangeError if it does not fit. */
   ids(prompt: string | readonly ChatMessage[] | readonly number[], tools: readonly Tool[] = []): number[] {
     if (!prompt.length) throw new RangeError("the prompt is empty");
     const { maxContext, vocabSize } = this.bundle.manifest;
@@ -215,9 +219,9 @@ export class EdgeRuntime {
   }
 
   /**
-   * The conversation without the oldest turns that would not fit into the context: the bundle's, or the verifier's where
-   * that is smaller and there was a connection. reserve: tokens to keep free for the answer. Throws RangeError where the last
-   * turn alone does not fit.
+   * Drop the oldest turns of a conversation until the rest fits into the context: the bundle's, or the verifier's if that is
+   * smaller and was reached. reserve: tokens to keep free for the answer. Throws RangeError if the last turn alone does not
+   * fit.
    */
   fitMessages<Message extends ChatMessage>(
     messages: readonly Message[],
@@ -227,28 +231,31 @@ export class EdgeRuntime {
     return fitMessages(messages, said => this.bundle.renderChat(said, tools), this.maxContext, reserve);
   }
 
-  /** End the answer on its way: its last event comes at once, whatever it waits for. */
+  /** End the answer in progress: its last event comes at once, whatever it waits for. */
   cancel(): void {
     this.inbox.push({ type: "wish", wish: "cancel" });
   }
 
-  /** Write nothing alone until `proceed`, e.g. as the battery is low. The target's text goes on coming. */
+  /** Stop writing offline until `proceed`, e.g. as the battery is low. The target's text continues. */
   pause(): void {
     this.inbox.push({ type: "wish", wish: "pause" });
   }
 
-  /** Write alone again where the policy lets. */
+  /** Allow writing offline again, as the policy says. */
   proceed(): void {
     this.inbox.push({ type: "wish", wish: "proceed" });
   }
 
-  /** The page is hidden: hang up as soon as no answer is on its way, and stay so until `foreground` or the next answer. */
+  /**
+   * Hang up once no answer is in progress, as the page is hidden, and stay disconnected until `foreground` or the next
+   * answer.
+   */
   background(): void {
     this.inBackground = true;
     this.connect();
   }
 
-  /** The page shows, so somebody is about to ask: connect. */
+  /** Connect, as the page is visible and a question is likely. */
   foreground(): void {
     this.inBackground = false;
     this.connect();
@@ -259,17 +266,16 @@ export class EdgeRuntime {
     this.link?.networkChanged();
   }
 
-  /** Connected while an answer is on its way, and for some time before and after it in a page that shows. */
+  /** Stay connected while an answer is in progress, and for some time before and after it while the page is visible. */
   private connect(): void {
     const { idle = 60 } = this.options;
     this.link?.stay(this.answer ? Number.POSITIVE_INFINITY : this.inBackground ? 0 : idle);
   }
 
   /**
-   * Forget all conversations so far, e.g. as another user comes: no draft looks up again what they said.
+   * Forget all conversations so far, e.g. for another user: lookup no longer uses them.
    *
-   * What drafts look up stands in memory alone, and is bounded. An answer on its way goes on, and is forgotten when it is
-   * over.
+   * They are kept in memory alone, and bounded. An answer in progress continues, and is forgotten when it is over.
    */
   forget(): void {
     this.text = [];
@@ -315,23 +321,23 @@ export class EdgeRuntime {
         this.text = session.committed;
         this.rowsSeen = session.setup.rowsSeen;
       }
-      if (session.verifier.pinned && !this.connected) this.linkError = ""; // who refused that answer may take the next
+      if (session.verifier.pinned && !this.connected) this.linkError = ""; // it may accept the next answer
       const cold = this.bundle.manifest.engineFile !== null && this.policy.understudy !== "warm";
       if (cold && this.connected) understudy?.unload();
     }
   }
 
-  /** Take in what happened between two answers; what it did to the link shows in the link itself. */
+  /** Process events since the last answer; the link itself has their effects. */
   private catchUp(): void {
     for (let event = this.inbox.take(); event; event = this.inbox.take()) {
       if (event.type === "up") this.controller.pace.linked(event.welcome.costs, event.rtt);
     }
   }
 
-  /** A session for `prompt`. What it shares with the text before keeps its rows, here and on the verifier. */
+  /** Make a session for `prompt`. The common prefix with the text before keeps its rows, here and on the verifier. */
   private begin(prompt: readonly number[], sampling: Sampling, maxNew: number, constraint: Constraint | null): Session {
     const same = commonPrefix(prompt, this.text);
-    if (same < this.text.length) this.drafter.remember(this.text); // another conversation, or a turn said anew
+    if (same < this.text.length) this.drafter.remember(this.text); // another conversation, or a repeated turn
     this.drafter.keepRows(same);
     const { eosIds, maxContext } = this.bundle.manifest;
     const { shape = LARGEST, shaping, ahead } = this.options;

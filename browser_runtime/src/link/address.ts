@@ -2,13 +2,13 @@
 
 const PATH = "/v1/verify";
 
-/** No link can be made like this: not an address, other target, drafter or protocol, no valid token. */
+/** The link was refused: invalid address, other target, drafter or protocol, no valid token. */
 export class LinkRefused extends Error {}
 
 /**
  * `host:port`, `ws://host:port`, `wss://...` or the address of a page -> the WebSocket URL of the verifier's endpoint.
  *
- * Throws LinkRefused where nobody could ever be dialled there.
+ * Throws LinkRefused for an address that cannot be dialled.
  */
 export function verifierUrl(server: string): URL {
   const text = (server.includes("://") ? server : `ws://${server}`).replace(/^http/, "ws").replace(/\/+$/, "");

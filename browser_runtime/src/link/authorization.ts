@@ -3,12 +3,12 @@
 import { SUBPROTOCOL } from "../protocol/wire.js";
 import { LinkRefused } from "./address.js";
 
-/** Gives a bearer token, which may have expired when it is asked for again. */
+/** Returns a bearer token; called again when the last one may have expired. */
 export type TokenProvider = () => Promise<string>;
 
 /** A fixed token, one that a provider gives, or none. */
 export class Authorization {
-  /** What `token` gave; null: it is to be asked. */
+  /** The result of `token`; null: it must be asked. */
   private bearer: string | null = null;
 
   /** Throws LinkRefused for a token that cannot be sent. */
@@ -16,7 +16,9 @@ export class Authorization {
     if (typeof token === "string") checkToken(token);
   }
 
-  /** Those of the handshake. Throws what the provider throws, and LinkRefused for a token that cannot be sent. */
+  /**
+   * Return the subprotocols of the handshake. Throws the provider's errors, and LinkRefused for a token that cannot be sent.
+   */
   async protocols(): Promise<string[]> {
     if (!this.token) return [SUBPROTOCOL];
     const token = this.bearer ?? (typeof this.token === "string" ? this.token : await this.token());

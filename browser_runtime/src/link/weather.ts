@@ -6,7 +6,7 @@ import { ABNORMAL, type MakeSocket, type Socket } from "./websocket.js";
 export class Weather {
   /** Nothing gets through in either direction, silently. */
   silent = false;
-  /** Seconds that a message takes more, in each direction. */
+  /** Seconds by which each message is delayed, in each direction. */
   delay = 0;
   private isCut = false;
   private readonly sockets = new Set<DelayedSocket>();
@@ -15,7 +15,7 @@ export class Weather {
     private readonly make: MakeSocket = (url, protocols) => new WebSocket(url, protocols) as unknown as Socket,
   ) {}
 
-  /** The link is cut: what was connected is closed, and dialling fails. */
+  /** Whether the link is cut: connections are closed, and dialling fails. */
   get cut(): boolean {
     return this.isCut;
   }
@@ -77,7 +77,7 @@ class DelayedSocket implements Socket {
     this.inner?.close();
   }
 
-  /** End without a word. */
+  /** End without a closing handshake. */
   break(): void {
     this.weather.forget(this);
     if (this.inner) {
@@ -87,7 +87,7 @@ class DelayedSocket implements Socket {
     this.onclose?.({ code: ABNORMAL, reason: "the link is cut by hand" });
   }
 
-  /** Run `deliver` when the delay has passed, and behind what came before; when that is. */
+  /** Run `deliver` after the delay, and after earlier messages; return when. */
   private later(last: number, deliver: () => void): number {
     const now = performance.now();
     const due = Math.max(last, now + 1000 * this.weather.delay);

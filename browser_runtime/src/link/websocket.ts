@@ -1,8 +1,8 @@
 /**
- * The WebSocket to the verifier: connect while something needs it, shake hands, receive, and dial again.
+ * The WebSocket to the verifier: connect when needed, shake hands, receive, and reconnect.
  *
- * It reports what happens as events and never throws for a network reason; `send` drops what cannot be sent, because every
- * message is repeated by the session after the next link-up.
+ * It reports what happens as events and never throws for a network reason; `send` drops what cannot be sent, because the
+ * session repeats every message after the next link-up.
  */
 
 import { clock } from "../clock.js";
@@ -21,28 +21,28 @@ import { LinkRefused, verifierUrl } from "./address.js";
 import { Authorization, type TokenProvider } from "./authorization.js";
 
 /**
- * Seconds to wait for each phase of a connection: until it is open, with TCP and TLS; HELLO. A time-out doubles them, up to the
- * longest; a connection sets them to so many of its round trips, but not below the first.
+ * Seconds to wait for each phase of a connection: opening, with TCP and TLS; HELLO. A time-out doubles them, up to the
+ * longest; a connection sets them to a number of its round trips, but at least the first.
  */
 export const [CONNECT_TIMEOUT, LONGEST_TIMEOUT] = [5, 20];
 const ROUND_TRIPS = 8;
-/** Seconds between attempts: the first retry comes fast, because an answer is waiting. */
+/** Delays between attempts: the first retry comes fast, because an answer is waiting. */
 const [FIRST_RETRY, LAST_RETRY] = [0.1, 3];
-/** The longest delay after a refusal: another version may answer at this address, now or when an upgrade is done. */
+/** The longest delay after a refusal: another version may answer at this address, perhaps after an upgrade. */
 const REFUSED_RETRY = 30;
-/** Seconds, and round trips, that a silent connection has to answer before another one is dialled beside it. */
+/** Seconds, and round trips, that a silent connection has to answer before another one is dialled. */
 const [HEAD_START, HEAD_START_TRIPS] = [0.25, 2];
-/** Calls of `renew` after which a connection that says nothing is given up, even if it answers. */
+/** Calls of `renew` after which a silent connection is given up, even if it answers probes. */
 const RENEWALS = 10;
 /**
- * Browsers send no pings. So a message about a stream that nobody opens asks whether the verifier is there: it is refused at
- * once, also while the engine is at work.
+ * Browsers send no pings. Instead, a message about a stream that is never opened tests the verifier, which refuses it at
+ * once, even while the engine runs.
  */
 export const PROBE_STREAM = STREAMS - 1;
 const LOOPBACK = ["127.0.0.1", "[::1]", "localhost"];
-/** Close code of a connection that ended without a word. */
+/** Close code of a connection that ended without a closing handshake. */
 export const ABNORMAL = 1006;
-/** What a connection's end means, in words; others bring their own. */
+/** Meanings of a connection's end, in words; other ends bring their own. */
 const CLOSED: Record<number, string> = {
   1000: "the verifier closed the connection",
   [ABNORMAL]: "the connection was cut",
@@ -50,21 +50,21 @@ const CLOSED: Record<number, string> = {
 };
 
 /**
- * up: rtt is the seconds between HELLO and WELCOME. down: reason: "" if nothing needs the link; refused: a verifier was there,
- * and does not accept us.
+ * up: rtt is the seconds between HELLO and WELCOME. down: reason: "" if nothing needs the link; refused: the verifier that
+ * answered does not accept this device; another one at this address may.
  */
 export type LinkEvent =
   | { type: "up"; welcome: Welcome; rtt: number }
   | { type: "down"; reason: string; refused: boolean }
   | { type: "arrived"; message: ServerMessage };
 
-/** Bytes of WebSocket frames, headers and masks included; TCP and TLS not. */
+/** Bytes of WebSocket frames, headers and masks included, without TCP and TLS. */
 export interface Traffic {
   up: number;
   down: number;
 }
 
-/** What this module uses of a WebSocket. */
+/** The part of a WebSocket that this module uses. */
 export interface Socket {
   binaryType: string;
   /** Bytes given to `send` that are not on their way yet. */
@@ -96,26 +96,27 @@ export class Link {
   private closed = false;
   /** Ends the pause between two attempts, and the wait for a connection's end. */
   private wake: () => void = () => {};
-  /** Another connection is being dialled; `stop` ends that. */
+  /** Dialling of another connection; `stop` ends it. */
   private beside: { stop: () => void } | null = null;
-  /** Since the connection last said something; whether it has since WELCOME. */
+  /** Since the connection last spoke; whether it has spoken since WELCOME. */
   private renewals = 0;
   private spoke = false;
-  /** It is to be dialled at once. */
+  /** Dial at once. */
   private changed = false;
-  /** Else nothing is dialled. */
+  /** If false, nothing is dialled. */
   private needed = true;
   private hangingUp: ReturnType<typeof setTimeout> | undefined;
-  /** Of what `stay` asked for, in milliseconds on a clock that runs while the computer sleeps. */
+  /** End of the time given to `stay`, in milliseconds on a clock that runs while the computer sleeps. */
   private end = Number.POSITIVE_INFINITY;
   /** Seconds for each phase of the next connection; of the last one, a round trip. */
   private patience = CONNECT_TIMEOUT;
   private rtt = 0;
-  /** Bytes that were not on their way when it was last asked to speak. */
+  /** Bytes not on their way when it last had to speak. */
   private unsent = Number.POSITIVE_INFINITY;
 
   /**
-   * token: or what gives it, before the first dial and again after a handshake that failed. Throws LinkRefused.
+   * token: may be a function that returns it, called before the first dial and again after a failed handshake. Throws
+   * LinkRefused.
    */
   constructor(
     server: string,
@@ -132,7 +133,7 @@ export class Link {
     }
   }
 
-  /** Connect, receive, reconnect, as long as `stay` wants it and until `close`. */
+  /** Connect, receive, reconnect, while `stay` asks for it and until `close`. */
   async run(): Promise<void> {
     const online = () => this.networkChanged();
     const offline = () => this.lose("this device is offline");
@@ -150,7 +151,7 @@ export class Link {
         if (refused === null) this.changed = false;
         const begun = clock();
         while (this.socket) await new Promise<void>(resolve => (this.wake = resolve));
-        // else who greets and hangs up would be dialled ten times a second
+        // else a server that greets and hangs up would be dialled ten times a second
         if (refused === null && (this.spoke || clock() > begun + LAST_RETRY)) delay = FIRST_RETRY;
         if (!this.changed) await this.sleep(delay * (0.7 + 0.6 * Math.random()));
         delay = this.changed ? FIRST_RETRY : Math.min(refused ? REFUSED_RETRY : LAST_RETRY, delay * 2);
@@ -161,7 +162,7 @@ export class Link {
     }
   }
 
-  /** Send `last`, hang up and dial no more. */
+  /** Send `last`, hang up and never dial again. */
   close(last: ClientMessage): void {
     this.closed = true;
     clearTimeout(this.hangingUp);
@@ -171,8 +172,8 @@ export class Link {
   }
 
   /**
-   * Dial, and stay connected for `seconds`; infinity: until the next call; 0: hang up, and dial nothing. A connection that
-   * outlived that time, as the computer slept, is dialled anew.
+   * Dial, and stay connected for `seconds`; infinity: until the next call; 0: hang up and stop dialling. A connection that
+   * outlived that time while the computer slept is dialled anew.
    */
   stay(seconds: number): void {
     if (this.closed) return;
@@ -192,7 +193,7 @@ export class Link {
     }
   }
 
-  /** Hang up, and forget why nobody was reached. */
+  /** Hang up, and forget the last error. */
   private rest(): void {
     this.needed = false;
     this.end = Number.POSITIVE_INFINITY;
@@ -200,7 +201,7 @@ export class Link {
     else this.report({ type: "down", reason: "", refused: false });
   }
 
-  /** Dial at once, over the network that there is now, if a connection is needed at all. */
+  /** Dial at once, over the present network, if a connection is needed. */
   networkChanged(): void {
     if (!this.needed) return;
     this.patience = CONNECT_TIMEOUT;
@@ -209,7 +210,7 @@ export class Link {
     this.wake();
   }
 
-  /** Send `message` if there is a connection; a failure shows as the link's end. */
+  /** Send `message` if there is a connection; a failure is reported as the link's end. */
   send(message: ClientMessage): void {
     if (!this.socket) return;
     const frame = encode(message);
@@ -218,9 +219,9 @@ export class Link {
   }
 
   /**
-   * From now on HELLO asks for verifiers that compute in `arithmetic`; "": for any. A connection to another ends.
+   * From now on HELLO asks for verifiers with this `arithmetic`; "": any. A connection to another one ends.
    *
-   * Where there is none, it is dialled at once: who refused before may be who is wanted now.
+   * Without a connection, it is dialled at once: a verifier that refused before may fit now.
    */
   pin(arithmetic: string): void {
     const changed = arithmetic !== this.hello.arithmetic;
@@ -234,11 +235,11 @@ export class Link {
   }
 
   /**
-   * The connection is silent: dial another one beside it, and keep the one that speaks first.
+   * Dial another connection beside a silent one, and keep the one that speaks first.
    *
-   * A half-open connection never does; one that waits for a busy verifier answers a probe at once; and one through an
-   * outage may speak again before a new one is there. Where dialling fails, the silent one is given up too. One that is still
-   * taking what is written to it is not silent: a long message on a slow link is on its way.
+   * A half-open connection never does; one that waits for a busy verifier answers a probe at once; and one through an outage
+   * may speak again before a new one is there. If dialling fails, the silent one is given up too. One that still accepts
+   * data is not silent: a long message on a slow link is on its way.
    */
   renew(): void {
     if (!this.socket) return;
@@ -250,7 +251,7 @@ export class Link {
     else if (!this.beside) void this.dialBeside();
   }
 
-  /** Dial once. Null where there is a connection now; else whether somebody there refused us. */
+  /** Dial once. Returns null if there is a connection now; else whether a verifier refused us. */
   private async attempt(): Promise<boolean | null> {
     try {
       const connection = await this.dial();
@@ -264,7 +265,7 @@ export class Link {
     }
   }
 
-  /** A new connection whose handshake is done. */
+  /** Return a new connection after its handshake. */
   private async dial(stopped?: Promise<never>): Promise<Connection> {
     const socket = this.makeSocket(this.url, await this.authorization.protocols());
     socket.binaryType = "arraybuffer";
@@ -304,7 +305,7 @@ export class Link {
       .finally(() => clearTimeout(timer));
   }
 
-  /** From now on `connection` is the link. */
+  /** Make `connection` the link. */
   private take({ socket, welcome, rtt }: Connection): void {
     this.socket = socket;
     this.welcome = welcome;
@@ -332,7 +333,7 @@ export class Link {
     }
   }
 
-  /** End the connection, if there is one, without ceremony: half-open links do not answer a close. */
+  /** End the connection, if there is one, without a handshake: half-open links do not answer a close. */
   private lose(reason: string, refused = false): void {
     this.dialNoMore();
     if (!this.socket) return;
@@ -343,7 +344,7 @@ export class Link {
     this.wake();
   }
 
-  /** The connection has spoken, or ended: no other is wanted beside it. */
+  /** Stop dialling another connection, as this one has spoken or ended. */
   private dialNoMore(): void {
     this.beside?.stop();
     this.beside = null;
@@ -382,10 +383,10 @@ export class Link {
 }
 
 const STOPPED = new Error("stopped");
-/** All that a browser tells of a handshake that was refused, and of an address that nobody answers. */
+/** The message for a refused handshake and for an address without an answer, which browsers do not distinguish. */
 const UNREACHED = "no connection: the verifier is not there, or it refuses this page's token or origin";
 
-/** The first message of a verifier that accepts us. */
+/** Return the first message of a verifier that accepts us. */
 function greeting(data: unknown): Welcome {
   const answer = decodeServer(bytesOf(data));
   if (answer.type === "Error") {

@@ -54,8 +54,8 @@ internal class Answer(
     private var failure: Exception? = null // of the engine
 
     /**
-     * Emit events until the answer has ended, the last one `Finished`; [recorded] is called before each. Returns the
-     * engine's error, if that ended it.
+     * Emit events until the answer has ended, the last one `Finished`; [recorded] is called before each batch of them.
+     * Returns the engine's error, if that ended it.
      */
     suspend fun run(out: FlowCollector<Event>, recorded: () -> Unit): Exception? {
         display.tell(LinkState.CONNECTING, link?.url ?: "no server given")

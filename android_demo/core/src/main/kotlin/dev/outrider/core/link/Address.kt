@@ -6,7 +6,7 @@ import java.net.URI
 private const val PATH = "/v1/verify"
 private val PORTS = 1..65535
 
-/** The address that [url] is. Raises [LinkRefused] unless it is ws://host or wss://host, with or without a port. */
+/** Parse [url]. Raises [LinkRefused] unless it is ws://host or wss://host, with or without a port. */
 internal fun parseAddress(url: String): URI {
     val parsed = runCatching { URI(url) }.getOrNull()
     val known = parsed?.scheme == "ws" || parsed?.scheme == "wss"

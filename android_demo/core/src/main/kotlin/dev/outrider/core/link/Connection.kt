@@ -28,23 +28,26 @@ import java.util.concurrent.TimeUnit
 
 /**
  * Seconds to wait for each phase of a connection: TCP, TLS and WebSocket; HELLO. A time-out doubles them, up to the
- * longest; a connection sets them to so many of its round trips, but not below the first.
+ * longest; a connection sets them to this many of its round trips, but at least the first.
  */
 internal const val CONNECT_TIMEOUT = 5.0
 private const val LONGEST_TIMEOUT = 20.0
 private const val ROUND_TRIPS = 8
 
-/** What to wait for the next connection after one whose round trip took [rtt] seconds; null: after a time-out. */
+/**
+ * Return the seconds to wait for the next connection after one with a round trip of [rtt] seconds; null: after a
+ * time-out.
+ */
 internal fun nextPatience(patience: Double, rtt: Double?): Double =
     minOf(if (rtt == null) 2 * patience else maxOf(CONNECT_TIMEOUT, ROUND_TRIPS * rtt), LONGEST_TIMEOUT)
 
 /** Seconds after which an unanswered ping ends the connection. */
 private const val PING_TIMEOUT = 20.0
 
-/** A stream that is never opened: to cancel it is refused at once, which stands for a pong. */
+/** A stream that is never opened: cancelling it is refused at once, which serves as a pong. */
 private const val PROBE_STREAM = STREAMS - 1
 
-/** What a connection's end means, in words; others bring their own. */
+/** Meanings of a connection's end, in words; other ends bring their own. */
 private val CLOSED = mapOf(
     1000 to "the verifier closed the connection",
     1005 to "closed without a reason",
@@ -53,7 +56,7 @@ private val CLOSED = mapOf(
 
 /**
  * One connection to a verifier, from dialling on. patience: seconds for each phase of the handshake. sent: called with
- * the bytes of every frame; pong: that a ping was answered.
+ * the bytes of every frame; pong: called when a ping was answered.
  */
 internal class Connection(
     private val transport: Transport,
@@ -63,7 +66,7 @@ internal class Connection(
     private val sent: (Long) -> Unit,
     private val pong: (Connection) -> Unit,
 ) : Transport.Listener {
-    /** What has come and was not taken yet; the first success is empty and means that it is open. */
+    /** Messages that have arrived and were not taken yet; the first success is empty and means that it is open. */
     private val arrived = LinkedBlockingQueue<Result<ByteArray>>()
 
     @Volatile
@@ -72,14 +75,14 @@ internal class Connection(
     @Volatile
     private var aborted = false
 
-    /** Bytes that were to be sent and are not on their way yet. */
+    /** Bytes given for sending that are not on their way yet. */
     val unsent get() = socket?.unsent ?: 0
 
-    /** When the ping was sent that is not answered yet, in nanoseconds; 0: none. */
+    /** When the unanswered ping was sent, in nanoseconds; 0: none. */
     @Volatile
     private var pinged = 0L
 
-    /** Dial and shake hands; once. Raises [IOException], or [LinkRefused] where it will never be otherwise. */
+    /** Dial and shake hands; once. Raises [IOException], or [LinkRefused] if the verifier does not accept this device. */
     fun open(hello: Hello, headers: Map<String, String>): LinkUp = try {
         val dialled = transport.open(address, SUBPROTOCOL, headers, this).also { socket = it }
         if (aborted) dialled.abort()
@@ -99,13 +102,13 @@ internal class Connection(
         throw if (error is WireError) IOException(error.message) else error
     }
 
-    /** What comes within one phase of the handshake. */
+    /** Return the message that arrives within one phase of the handshake. */
     private fun inTime(): ByteArray {
         val come = arrived.poll((1000 * patience).toLong(), TimeUnit.MILLISECONDS)
         return (come ?: throw SocketTimeoutException("timed out")).getOrThrow()
     }
 
-    /** The next message. Raises [IOException] where the connection has ended. */
+    /** Return the next message. Raises [IOException] if the connection has ended. */
     fun next(): ByteArray = arrived.take().getOrThrow()
 
     fun send(message: ClientMessage) {
@@ -118,7 +121,7 @@ internal class Connection(
         if (socket?.ping() == false) send(Cancel(PROBE_STREAM))
     }
 
-    /** A ping, or the end where the last one was not answered for too long. */
+    /** Send a ping, or end the connection if the last one was not answered for too long. */
     fun keepAlive() {
         val now = System.nanoTime()
         if (pinged == 0L) {
@@ -129,13 +132,13 @@ internal class Connection(
         }
     }
 
-    /** Close the WebSocket behind what was to be sent. Never waits. */
+    /** Close the WebSocket after everything sent. Never waits. */
     fun hangUp() {
         socket?.close()
         timer.schedule({ abort() }, 1, TimeUnit.SECONDS)
     }
 
-    /** Hang up behind what was to be sent; waits a second at most. */
+    /** Hang up after everything sent; waits at most a second. */
     fun finish() {
         val end = System.nanoTime() + 1_000_000_000
         try {
@@ -183,7 +186,7 @@ internal class Connection(
 internal fun isProbe(message: ServerMessage): Boolean =
     message is Error && message.code == ERR_UNKNOWN && message.stream == PROBE_STREAM
 
-/** What a network did, for people. */
+/** Describe a network error for people. */
 internal fun reasonOf(error: Exception): String {
     val causes = generateSequence<Throwable>(error) { it.cause }.toList()
     return when {

@@ -10,14 +10,14 @@ import java.util.concurrent.LinkedBlockingQueue
 import java.util.concurrent.TimeUnit
 import kotlin.concurrent.thread
 
-/** Milliseconds that an address has before the next one is dialled beside it, as RFC 8305 recommends. */
+/** Milliseconds until the next address is dialled in parallel, as RFC 8305 recommends. */
 private const val HEAD_START_MILLIS = 250L
 
-/** Where [host] listens. Raises [java.net.UnknownHostException]. */
+/** Return the addresses of [host]. Raises [java.net.UnknownHostException]. */
 internal fun addressesOf(host: String, port: Int): List<InetSocketAddress> =
     alternating(InetAddress.getAllByName(host).toList()).map { InetSocketAddress(it, port) }
 
-/** The same, with IPv4 and IPv6 by turns: if one of them is broken, the second address is of the other. */
+/** Alternate IPv4 and IPv6 addresses: if one kind is broken, the second address is of the other. */
 internal fun alternating(addresses: List<InetAddress>): List<InetAddress> {
     val (first, other) = addresses.partition { it.javaClass == addresses[0].javaClass }
     return addresses.indices.flatMap { listOfNotNull(first.getOrNull(it), other.getOrNull(it)) }
@@ -30,7 +30,7 @@ internal class Dialling : Closeable {
     @Volatile
     private var closed = false
 
-    /** Dial [addresses], each a moment behind the one before; once. Raises [IOException]. */
+    /** Dial [addresses], each shortly after the one before; once. Raises [IOException]. */
     fun connect(addresses: List<InetSocketAddress>): Socket {
         val ended = LinkedBlockingQueue<Pair<Socket, IOException?>>()
         var failure = IOException("the host has no address")

@@ -1,8 +1,8 @@
 /**
- * The link to the verifier: connect while something needs it, receive, and dial again.
+ * The link to the verifier: connect when needed, receive, and reconnect.
  *
  * It reports what happens as events and never raises for a network reason; `send` drops what cannot be sent, because
- * every message is repeated by the session after the next link-up.
+ * the session repeats every message after the next link-up.
  */
 package dev.outrider.core.link
 
@@ -23,29 +23,29 @@ import java.util.concurrent.TimeUnit
 import kotlin.concurrent.thread
 import kotlin.random.Random
 
-/** Seconds between attempts: the first retry comes fast, because an answer is waiting. */
+/** Delays between attempts: the first retry comes fast, because an answer is waiting. */
 private const val FIRST_RETRY = 0.1
 private const val LAST_RETRY = 3.0
 
-/** The longest delay after a refusal: another version may answer at this address, now or when an upgrade is done. */
+/** The longest delay after a refusal: another version may answer at this address, perhaps after an upgrade. */
 private const val REFUSED_RETRY = 30.0
 
 /** Seconds between pings of a connection that an answer needs. */
 private const val PING_INTERVAL = 10L
 
-/** Seconds, and round trips, that a silent connection has to answer a ping before another one is dialled beside it. */
+/** Seconds, and round trips, that a silent connection has to answer a ping before another one is dialled. */
 private const val HEAD_START = 0.25
 private const val HEAD_START_TRIPS = 2
 
-/** Calls of [Link.renew] after which a connection that says nothing is given up, even if it answers pings. */
+/** Calls of [Link.renew] after which a silent connection is given up, even if it answers pings. */
 private const val RENEWALS = 10
 
 /**
- * Keeps one connection to [server] alive, as long as [stay] wants one, and hands events to [report].
+ * Keeps one connection to [server] alive, while [stay] asks for it, and hands events to [report].
  *
- * token: gives what is sent as `Authorization: Bearer`, as of [Authorization]. clearText: hosts that may be spoken to
+ * token: returns the token for `Authorization: Bearer`, see [Authorization]. clearText: hosts that may be dialled
  * without TLS; an app for the emulator may add 10.0.2.2. wall: milliseconds on a clock that runs while the device
- * sleeps. Raises [LinkRefused] for an address that is none, or that would carry prompts in clear text to another
+ * sleeps. Raises [LinkRefused] for an invalid address, or one that would carry prompts in clear text to another
  * machine.
  */
 internal class Link(
@@ -76,7 +76,7 @@ internal class Link(
     var error = ""
         private set
 
-    /** Where the verifier is, for people. */
+    /** The verifier's address, for people. */
     val url = verifierUrl(server)
     private val address = parseAddress(url)
     private val authorization = Authorization(token)
@@ -87,24 +87,24 @@ internal class Link(
             // closed
         }
     }
-    private val wanted = Semaphore(0) // released where it is to be dialled at once
-    private val lock = Any() // of what is below, and of the order of reports
+    private val wanted = Semaphore(0) // released to dial at once
+    private val lock = Any() // guards the fields below and the order of reports
 
     @Volatile
     private var hello = hello
 
     @Volatile
     private var connection: Connection? = null
-    private var dialling: Connection? = null // where there is none
-    private var beside: Connection? = null // dialled while the one there is says nothing
-    private var renewals = 0 // since it last said something
-    private var unsent = Long.MAX_VALUE // bytes, when it was last asked to speak
+    private var dialling: Connection? = null // while there is none
+    private var beside: Connection? = null // dialled while the present one is silent
+    private var renewals = 0 // since it last spoke
+    private var unsent = Long.MAX_VALUE // bytes, when it last had to speak
 
     @Volatile
     private var patience = CONNECT_TIMEOUT // for each phase of the next connection
 
     @Volatile
-    private var spoken = false // whether it has said anything since WELCOME
+    private var spoken = false // whether it has spoken since WELCOME
 
     @Volatile
     private var closed = false
@@ -115,7 +115,7 @@ internal class Link(
     @Volatile
     private var held = false // by an answer
     private var hangingUp: Future<*>? = null
-    private var end = Long.MAX_VALUE // of what [stay] asked for, on the clock of [wall]
+    private var end = Long.MAX_VALUE // end of the time given to [stay], on the clock of [wall]
 
     init {
         if (address.scheme == "ws" && bareHost(address) !in clearText) {
@@ -124,8 +124,8 @@ internal class Link(
     }
 
     /**
-     * Dial, and stay connected for [seconds]. Infinity: until the next call, with pings, as an answer needs it; 0: hang
-     * up and dial nothing. A connection that outlived that time, as the device slept, is dialled anew.
+     * Dial, and stay connected for [seconds]. Infinity: until the next call, with pings, for an answer; 0: hang up and
+     * stop dialling. A connection that outlived that time while the device slept is dialled anew.
      */
     fun stay(seconds: Double): Unit = synchronized(lock) {
         if (closed) return
@@ -156,7 +156,7 @@ internal class Link(
         welcome = null
     }
 
-    /** Dial at once, over the network that there is now, if a connection is needed at all. */
+    /** Dial at once, over the present network, if a connection is needed. */
     fun networkChanged(): Unit = synchronized(lock) {
         if (!needed) return
         patience = CONNECT_TIMEOUT
@@ -166,15 +166,15 @@ internal class Link(
         wanted.release()
     }
 
-    /** Send, or drop [message] where there is no connection; a failure shows as [LinkDown]. Never waits. */
+    /** Send [message], or drop it without a connection; a failure is reported as [LinkDown]. Never waits. */
     fun send(message: ClientMessage) {
         connection?.send(message)
     }
 
     /**
-     * From now on HELLO asks for verifiers that compute in [arithmetic]; "": for any. A connection to another ends.
+     * From now on HELLO asks for verifiers with this [arithmetic]; "": any. A connection to another one ends.
      *
-     * Where there is none, it is dialled at once: who refused before may be who is wanted now.
+     * Without a connection, it is dialled at once: a verifier that refused before may fit now.
      */
     fun pin(arithmetic: String): Unit = synchronized(lock) {
         val changed = arithmetic != hello.arithmetic
@@ -190,11 +190,11 @@ internal class Link(
     }
 
     /**
-     * The connection is silent: dial another one beside it, and keep the one that speaks first.
+     * Dial another connection beside a silent one, and keep the one that speaks first.
      *
      * A half-open connection never does; one that waits for a busy verifier answers a ping at once; and one through an
-     * outage may speak again before a new one is there. Where dialling fails, the silent one is given up too. One that
-     * is still taking what is written to it is not silent: a long message on a slow link is on its way.
+     * outage may speak again before a new one is there. If dialling fails, the silent one is given up too. One that
+     * still accepts data is not silent: a long message on a slow link is on its way.
      */
     fun renew(): Unit = synchronized(lock) {
         val silent = connection ?: return
@@ -212,7 +212,7 @@ internal class Link(
         }
     }
 
-    /** Send [last], hang up and never dial again. Waits a second at most. */
+    /** Send [last], hang up and never dial again. Waits at most a second. */
     fun close(last: ClientMessage) {
         send(last)
         val ended = synchronized(lock) {
@@ -227,7 +227,7 @@ internal class Link(
 
     private fun newConnection() = Connection(transport, address, timer, patience, { traffic.up += it }, ::spoke)
 
-    /** Dial, and learn from how that went how long to wait the next time. */
+    /** Dial, and adjust the time limits of the next connection by the result. */
     private fun opened(dialled: Connection): LinkUp = try {
         dialled.open(hello, authorization.headers()).also { patience = nextPatience(patience, it.rtt) }
     } catch (error: SocketTimeoutException) {
@@ -266,7 +266,7 @@ internal class Link(
                 receive(connection ?: break)
                 greeted = true
             }
-            // else who greets and hangs up would be dialled ten times a second
+            // else a server that greets and hangs up would be dialled ten times a second
             if (greeted && (spoken || System.nanoTime() - begun > LAST_RETRY * 1e9)) delay = FIRST_RETRY
             val changed =
                 wanted.tryAcquire((1000 * delay * Random.nextDouble(0.7, 1.3)).toLong(), TimeUnit.MILLISECONDS)
@@ -274,7 +274,7 @@ internal class Link(
         }
     }
 
-    /** From now on it is the link. */
+    /** Make it the link. */
     private fun take(dialled: Connection, up: LinkUp) {
         dialling = null
         if (closed || !needed) return dialled.abort()
@@ -288,7 +288,7 @@ internal class Link(
         report(up)
     }
 
-    /** Nobody could be reached; while nothing is needed that is no news. */
+    /** Report that dialling failed, if a connection is needed. */
     private fun failed(event: LinkDown): Unit = synchronized(lock) {
         dialling = null
         if (needed) down(event)
@@ -299,7 +299,7 @@ internal class Link(
         report(event)
     }
 
-    /** End the connection without ceremony: half-open links do not answer a close. */
+    /** End the connection without a handshake: half-open links do not answer a close. */
     private fun lose(reason: String, refused: Boolean = false) {
         val lost = connection ?: return
         connection = null
@@ -348,12 +348,12 @@ internal class Link(
         }
     }
 
-    /** A message or a pong came. */
+    /** Note that a message or a pong came. */
     private fun spoke(from: Connection) {
         synchronized(lock) { if (from === connection) dialNoMore() }
     }
 
-    /** The connection has spoken, or ended: no other is wanted beside it. */
+    /** Stop dialling another connection, as this one has spoken or ended. */
     private fun dialNoMore() {
         beside?.abort()
         beside = null

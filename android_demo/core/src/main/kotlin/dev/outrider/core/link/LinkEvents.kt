@@ -4,10 +4,10 @@ import dev.outrider.core.protocol.OutriderError
 import dev.outrider.core.protocol.ServerMessage
 import dev.outrider.core.protocol.Welcome
 
-/** No link can be made like this: not an address, other target, drafter or protocol, no valid token. */
+/** The link was refused: invalid address, other target, drafter or protocol, no valid token. */
 public class LinkRefused(message: String) : OutriderError(message)
 
-/** What a link reports, in order, from whichever thread. */
+/** The events that a link reports, in order, from any thread. */
 internal sealed interface LinkEvent
 
 /** rtt: seconds between HELLO and WELCOME. */
@@ -18,7 +18,7 @@ internal class LinkDown(val reason: String, val refused: Boolean = false) : Link
 
 internal class Arrived(val message: ServerMessage) : LinkEvent
 
-/** Bytes of WebSocket frames, headers and masks included; TCP and TLS not. */
+/** Bytes of WebSocket frames, headers and masks included, without TCP and TLS. */
 public class Traffic {
     /** Sent. */
     @Volatile

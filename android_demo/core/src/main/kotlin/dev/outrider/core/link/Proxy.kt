@@ -1,4 +1,4 @@
-/** HTTP proxies, which CONNECT through to a verifier. */
+/** HTTP proxies, through which CONNECT reaches a verifier. */
 package dev.outrider.core.link
 
 import java.io.IOException
@@ -12,10 +12,10 @@ import java.net.URI
 import kotlin.io.encoding.Base64
 import kotlin.io.encoding.ExperimentalEncodingApi
 
-/** Characters of an HTTP head. */
+/** Most characters of an HTTP head. */
 private const val LONGEST_HEAD = 16 * 1024
 
-/** The HTTP proxy that [proxies] names for [url]; null: none. Connections to this device use none. */
+/** Return the HTTP proxy that [proxies] names for [url]; null: none. Connections to this device use none. */
 internal fun proxyOf(url: URI, proxies: ProxySelector?): InetSocketAddress? {
     if (proxies == null || bareHost(url) in LOOPBACK) return null
     val scheme = if (url.scheme == "wss") "https" else "http"
@@ -42,7 +42,7 @@ internal fun tunnel(socket: Socket, url: URI, proxy: InetSocketAddress) {
     }
 }
 
-/** The lines of an HTTP head; nothing behind it is read. Raises [IOException]. */
+/** Return the lines of an HTTP head; nothing after it is read. Raises [IOException]. */
 internal fun readHead(input: InputStream): List<String> {
     val head = StringBuilder()
     while (!head.endsWith("\r\n\r\n")) {

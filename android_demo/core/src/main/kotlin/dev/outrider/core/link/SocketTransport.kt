@@ -15,8 +15,8 @@ import javax.net.ssl.SSLSocketFactory
 import kotlin.concurrent.thread
 
 /**
- * WebSockets over sockets of this library's own. tls: whom to trust; null: whom the system trusts. pins: as of
- * [secured]. proxies: as of [proxyOf].
+ * WebSockets over sockets of this library's own. tls: whom to trust; null: whom the system trusts. pins: see [secured].
+ * proxies: see [proxyOf].
  */
 internal class SocketTransport(
     private val tls: SSLSocketFactory? = null,
@@ -58,7 +58,7 @@ internal class SocketTransport(
         } catch (error: IOException) {
             finish()
             listener.failed(error)
-        } catch (error: RuntimeException) { // of a system that forbids connections, of an app's proxies
+        } catch (error: RuntimeException) { // from a system that forbids connections, or an app's proxies
             abort()
             listener.failed(IOException(error.toString(), error))
         }
@@ -103,7 +103,7 @@ internal class SocketTransport(
             }
         }
 
-        /** Hang up behind what was to be sent, such as the answer to a close; waits a second at most. */
+        /** Hang up after everything sent, such as the answer to a close; waits at most a second. */
         private fun finish() {
             writer.shutdown()
             writer.awaitTermination(1, TimeUnit.SECONDS)

@@ -22,8 +22,8 @@ import kotlin.io.encoding.ExperimentalEncodingApi
 public val LOOPBACK: Set<String> = setOf("127.0.0.1", "::1", "localhost")
 
 /**
- * Trusts what the system trusts, and [certificates] (PEM, one or more). Raises
- * [java.security.cert.CertificateException] where there are none.
+ * Trust the system's certificates, and [certificates] (PEM, one or more). Raises
+ * [java.security.cert.CertificateException] if there are none.
  */
 public fun trusting(certificates: InputStream): SSLSocketFactory {
     val trusted = KeyStore.getInstance(KeyStore.getDefaultType()).apply { load(null, null) }
@@ -42,8 +42,8 @@ private fun systemCertificates(): List<Certificate> {
 }
 
 /**
- * TLS over [socket], with the host's name checked against its certificate. pins: the public keys that it may have, as
- * of [pinOf]; empty: any. Raises [java.io.IOException].
+ * TLS over [socket], with the host's name checked against its certificate. pins: the public keys that it may have, see
+ * [pinOf]; empty: any. Raises [java.io.IOException].
  */
 internal fun secured(socket: Socket, url: URI, factory: SSLSocketFactory, pins: Set<String>): SSLSocket {
     val secure = factory.createSocket(socket, bareHost(url), portOf(url), true) as SSLSocket
@@ -65,13 +65,13 @@ internal fun secured(socket: Socket, url: URI, factory: SSLSocketFactory, pins: 
 private fun pinOf(certificate: Certificate): String =
     "sha256/" + Base64.encode(MessageDigest.getInstance("SHA-256").digest(certificate.publicKey.encoded))
 
-/** Where [url] is dialled. */
+/** The port of [url]. */
 internal fun portOf(url: URI): Int = if (url.port >= 0) url.port else if (url.scheme == "wss") 443 else 80
 
 /** The host's name; an IPv6 address without its brackets. */
 internal fun bareHost(url: URI): String = url.host.removeSurrounding("[", "]")
 
-/** Android has it from API level 24 on, which is newer than what this is compiled against. */
+/** Android has it from API level 24 on, which is newer than the API compiled against. */
 private val checkNames by lazy {
     SSLParameters::class.java.getMethod("setEndpointIdentificationAlgorithm", String::class.java)
 }

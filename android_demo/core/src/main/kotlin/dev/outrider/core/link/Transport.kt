@@ -11,8 +11,8 @@ import java.net.URI
  */
 public interface Transport {
     /**
-     * Begin to open a WebSocket at [url]; [listener] gets what happens then, in order. [subprotocol] is to be asked
-     * for. [headers]: those of the handshake besides, the token among them; so no redirect may be followed.
+     * Begin to open a WebSocket at [url]; [listener] gets its events, in order. Request [subprotocol]. [headers]:
+     * further headers of the handshake, with the token; so never follow a redirect.
      */
     public fun open(url: URI, subprotocol: String, headers: Map<String, String>, listener: Listener): Socket
 
@@ -21,20 +21,23 @@ public interface Transport {
         /** Bytes given to [send] that are not on their way yet. */
         public val unsent: Long
 
-        /** Send a binary message behind those before. Without a connection it is dropped. */
+        /** Send a binary message after those before. Without a connection it is dropped. */
         public fun send(message: ByteArray)
 
-        /** Send a ping, whose pong is reported. False: this transport sends none, so the link sends a message. */
+        /**
+         * Send a ping, whose pong is reported. Return false if this transport sends none; then the link sends a
+         * message.
+         */
         public fun ping(): Boolean = false
 
-        /** Close with code 1000, behind what was sent. */
+        /** Close with code 1000, after everything sent. */
         public fun close()
 
         /** End at once, also while it is being opened. */
         public fun abort()
     }
 
-    /** Takes what happens on one WebSocket. After [refused], [closed] or [failed] there is nothing more to report. */
+    /** Takes the events of one WebSocket. [refused], [closed] or [failed] is the last one. */
     public interface Listener {
         /** The WebSocket is open. */
         public fun opened()

@@ -20,7 +20,7 @@ internal const val CLOSE = 8
 internal const val PING = 9
 private const val PONG = 10
 
-/** What RFC 6455 adds to a key. */
+/** The GUID that RFC 6455 appends to a key. */
 private const val GUID = "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 
 /** Bytes of a refusal's body that are read, and characters of it that are shown. */
@@ -38,7 +38,7 @@ internal class WebSocketClosed(val code: Int, val reason: String) : IOException(
 
 /** The handshake was answered with another HTTP [status] than 101. */
 internal class HandshakeRefused(val status: Int, val contentType: String, val body: String) : IOException() {
-    /** A web page came, so it is not a verifier's answer. */
+    /** The answer is a web page, so it is not a verifier's. */
     val isPage = status in 300..399 || "html" in contentType || body.startsWith("<")
 
     override val message: String
@@ -51,7 +51,7 @@ internal class HandshakeRefused(val status: Int, val contentType: String, val bo
 /**
  * A client's end of a WebSocket (RFC 6455) over an open [socket]: binary messages, no extensions.
  *
- * One thread receives, one thread sends. longest: bytes of a message that is accepted.
+ * One thread receives, one thread sends. longest: most bytes of an accepted message.
  */
 @OptIn(ExperimentalEncodingApi::class) // of Base64 in Kotlin 2.1
 internal class WebSocket(private val socket: Socket, private val longest: Int) {
@@ -59,7 +59,7 @@ internal class WebSocket(private val socket: Socket, private val longest: Int) {
     private val output = socket.getOutputStream()
     private val random = SecureRandom()
 
-    /** Asks to speak WebSocket at [url]. Raises [HandshakeRefused], [WebSocketError] or another [IOException]. */
+    /** Do the opening handshake at [url]. Raises [HandshakeRefused], [WebSocketError] or another [IOException]. */
     fun shakeHands(url: URI, subprotocol: String, headers: Map<String, String>) {
         val key = Base64.encode(ByteArray(16).also(random::nextBytes))
         val port = if (url.port < 0) "" else ":${url.port}"
@@ -89,10 +89,10 @@ internal class WebSocket(private val socket: Socket, private val longest: Int) {
     }
 
     /**
-     * The next message; control frames are answered or reported meanwhile.
+     * Return the next message; control frames before it are answered or reported.
      *
-     * answer: sends a pong or the closing frame that the other side's wants. pong: one came. Raises [WebSocketClosed],
-     * [WebSocketError] where the other side breaks the rules, or another [IOException].
+     * answer: sends a pong, or a closing frame in reply to the other side's. pong: called when one came. Raises
+     * [WebSocketClosed], [WebSocketError] if the other side breaks the rules, or another [IOException].
      */
     fun receive(answer: (opcode: Int, payload: ByteArray) -> Unit, pong: () -> Unit): ByteArray {
         var message: ByteArray? = null
@@ -150,7 +150,7 @@ internal class WebSocket(private val socket: Socket, private val longest: Int) {
         }.also { if (opcode >= CLOSE && it > 125) throw broken(1002, "a control frame is too long", answer) }
     }
 
-    /** Tells the other side what it did wrong. */
+    /** Tell the other side its fault. */
     private fun broken(code: Int, what: String, answer: (Int, ByteArray) -> Unit): WebSocketError {
         answer(CLOSE, ByteBuffer.allocate(2).putShort(code.toShort()).array())
         return WebSocketError("the other side sent $what")

@@ -62,24 +62,24 @@ import kotlinx.coroutines.withContext
 private const val CLOSE_SECONDS = 5L
 
 /**
- * What an app decides. policy: who writes, and what becomes of text written alone. lookup: draft what followed when
- * this text, or an earlier answer of this runtime, stood at the same tokens. token: gives the one that the address asks
- * for; called before the first dial, and again after HTTP 401, as it may have expired. clearText: hosts that may be
- * spoken to without TLS. idle: seconds without an answer after which the connection is closed; nothing is sent or
- * dialled from then on until the next answer.
+ * An app's settings for a runtime. policy: who writes, and what happens to offline text. lookup: draft tokens that
+ * followed the same few tokens earlier in this text, or in an earlier one of this runtime. token: returns the
+ * verifier's bearer token; called before the first dial, and again after HTTP 401, as it may have expired. clearText:
+ * hosts that may be dialled without TLS. idle: seconds without an answer after which the connection is closed; nothing
+ * is sent or dialled until the next answer.
  *
  * tls: whom to trust ([trusting]). pins: the public keys that the verifier's own certificate may have, as `sha256/` and
- * the base64 of the SHA-256 of its SubjectPublicKeyInfo; empty: any. proxies: names HTTP proxies, which are asked to
- * CONNECT, with the credentials of [java.net.Authenticator]; by default the system's. transport: carries the link in
- * place of the library's own sockets, and then decides these three by itself.
+ * the base64 of the SHA-256 of its SubjectPublicKeyInfo; empty: any. proxies: selects HTTP proxies, used by CONNECT
+ * with the credentials of [java.net.Authenticator]; by default the system's. transport: carries the link in place of
+ * the library's own sockets, and then decides these three itself.
  *
- * logger: takes what a developer wants to know in the field, and an error where something failed: links, ends of
- * answers, engines that failed. Called from any thread, in the order of events; must be quick. No message holds text of
- * a conversation.
+ * logger: takes messages for developers, with the error of a failure: links, ends of answers, failed engines. Called
+ * from any thread, in the order of events; must be quick. Messages never contain text of a conversation.
  *
  *     Options(logger = { message, error -> Log.w("outrider", message, error) })
  *
- * Raises [IllegalArgumentException] for a transport beside tls or pins, which it would not heed, and for other pins.
+ * Raises [IllegalArgumentException] for a transport together with tls or pins, which it would ignore, and for invalid
+ * pins.
  */
 public data class Options(
     val policy: Policy = Policy(),
@@ -103,9 +103,9 @@ public data class Options(
 private val PIN = Regex("sha256/[A-Za-z0-9+/]{43}=")
 
 /**
- * What is measured otherwise, for benchmarks and tests. shaping: choose smaller trees than [shape] where they bring
- * more tokens per second. ahead: draft on while a verdict is awaited; null: where that makes rounds shorter. mode:
- * null: whichever is faster.
+ * Choices that a runtime otherwise makes by measurement, for benchmarks and tests. shaping: send smaller trees than
+ * [shape] when they bring more tokens per second. ahead: draft on while a verdict is awaited; null: if that makes
+ * rounds shorter. mode: null: whichever is faster.
  */
 internal data class Pinned(
     val shape: TreeShape = LARGEST,
@@ -115,14 +115,14 @@ internal data class Pinned(
 )
 
 /**
- * What is asked for. maxNewTokens, at least 1, counts verified tokens only. sampling: its seed gives the same text
- * again. stop: strings that end the answer; they are not part of it. Raises [IllegalArgumentException] on another
- * length.
+ * The options of an answer. maxNewTokens, at least 1: most verified tokens. sampling: the same seed gives the same
+ * text. stop: strings that end the answer; they are not part of it. Raises [IllegalArgumentException] on a lower
+ * maxNewTokens.
  *
- * responseFormat, logitBias (by token id, -100 to 100), the penalties (-2 to 2) and tools: as OpenAI has them, a part
- * of every draw; docs/api.md says more. All writers obey them: no grammar library runs here, so under a
- * responseFormat or tools the target alone writes, and such an answer waits where there is no link. Calls stand in the
- * text as `<tool_call>`; a prompt of token ids has to describe the tools itself.
+ * responseFormat, logitBias (by token id, -100 to 100), the penalties (-2 to 2) and tools: as in OpenAI's API
+ * (docs/api.md). All writers obey them. No grammar library runs here, so under a responseFormat or tools only the
+ * target writes, and such an answer waits for the link. Calls appear in the text as `<tool_call>`; a prompt of token
+ * ids must describe the tools itself.
  */
 public data class Request(
     val maxNewTokens: Int = 256,
@@ -149,9 +149,9 @@ public data class Request(
  *         runtime.generate("Why is the sky blue?").collect { shown.add(it); draw(shown.verified, shown.provisional) }
  *     }
  *
- * A bundle, its engine and one link; one answer at a time. server: `host:port`, `ws://...` or `wss://...` of a
- * verifier; null: write alone. understudy: what writes when the verifier is silent; null: the drafter alone. The engine
- * and the understudy are closed with the runtime. Raises [LinkRefused] for an address that cannot be used.
+ * A bundle, its engine and one link; answers one prompt at a time. server: `host:port`, `ws://...` or `wss://...` of a
+ * verifier; null: write on this device alone. understudy: writes when the verifier is silent; null: only the drafter
+ * does. The engine and the understudy are closed with the runtime. Raises [LinkRefused] for an unusable address.
  */
 public class EdgeRuntime internal constructor(
     private val bundle: Bundle,
@@ -184,7 +184,7 @@ public class EdgeRuntime internal constructor(
     private val controller = Controller(Pace(), pinned.mode)
     private val timer = RoundTimer()
     private val busy = AtomicBoolean()
-    private val connecting = Any() // held while it is decided whether to be connected
+    private val connecting = Any() // held while deciding whether to connect
 
     @Volatile
     private var inBackground = false
@@ -196,9 +196,9 @@ public class EdgeRuntime internal constructor(
     private var stream = 0
 
     /**
-     * What [resume] needs to continue the answer on its way; null where there is none. From any thread.
+     * The data for [resume] to continue the answer in progress; null if there is none. From any thread.
      *
-     * Write it down after every event that matters to you: an app that is killed in mid-answer then loses nothing.
+     * Save it after every event that matters to you: an app that is killed in mid-answer then loses nothing.
      */
     @Volatile
     public var record: AnswerRecord? = null
@@ -214,31 +214,33 @@ public class EdgeRuntime internal constructor(
     public val roundTrip: Double? get() = link?.roundTrip
 
     /**
-     * The app is on the screen, so somebody is about to ask: connect. Without this call the first answer does. From any
-     * thread, as the three below.
+     * Connect, as the app is on the screen and a question is likely. Without this call the first answer connects. From
+     * any thread, like the three below.
      */
     public fun foreground() {
         inBackground = false
         connect()
     }
 
-    /** The app has left the screen: hang up as soon as no answer is on its way, and stay so until [foreground]. */
+    /**
+     * Hang up once no answer is in progress, as the app has left the screen, and stay disconnected until [foreground].
+     */
     public fun background() {
         inBackground = true
         connect()
     }
 
-    /** The device has another network: dial over it at once, in place of a connection that would die with the old. */
+    /** Dial over the device's new network at once, as connections over the old one die with it. */
     public fun networkChanged() {
         link?.networkChanged()
     }
 
-    /** The system is short of memory: give back that of the understudy, which is loaded again when it is needed. */
+    /** Free the understudy's memory, as the system is short of it. The understudy is loaded again when needed. */
     public fun trimMemory() {
         understudyThread?.unload()
     }
 
-    /** Connected while an answer is on its way, and some time before and after it on the screen. */
+    /** Stay connected while an answer is in progress, and for some time before and after it on the screen. */
     private fun connect(): Unit = synchronized(connecting) {
         link?.stay(if (busy.get()) Double.POSITIVE_INFINITY else if (inBackground) 0.0 else options.idle)
     }
@@ -249,8 +251,8 @@ public class EdgeRuntime internal constructor(
     }
 
     /**
-     * Cancel the answer on its way, tell the verifier to forget the conversation, hang up and stop the threads and
-     * engines. May take seconds: [shutdown] is for an app's main thread.
+     * Cancel the answer in progress, tell the verifier to forget the conversation, hang up and stop the threads and
+     * engines. May take seconds: use [shutdown] on an app's main thread.
      */
     override fun close() {
         inbox.trySend(InboxEvent.Asked(InboxEvent.Wish.CANCEL))
@@ -260,20 +262,20 @@ public class EdgeRuntime internal constructor(
         understudyThread?.close(CLOSE_SECONDS)
     }
 
-    /** As [close], on another thread; it is carried out even if the caller is cancelled meanwhile. */
+    /** Do the same as [close] on another thread, even if the caller is cancelled meanwhile. */
     public suspend fun shutdown(): Unit = withContext(NonCancellable + Dispatchers.IO) { close() }
 
-    /** Answer a question: as [generate] of one message by the user. */
+    /** Answer a question, as one message by the user. */
     public fun generate(question: String, request: Request = Request()): Flow<Event> =
         generate(listOf(ChatMessage("user", question)), request)
 
     /**
-     * Answer a conversation. The flow is cold: to collect it asks, on threads that are not the collector's, and to stop
-     * collecting cancels the answer. Its last event is [Finished].
+     * Answer a conversation. The flow is cold: collecting it starts the answer, on other threads than the collector's,
+     * and to stop collecting cancels it. Its last event is [Finished].
      *
      * The collector gets an [IllegalArgumentException] on a prompt that leaves no room, and on options that neither
-     * device nor verifier supports; an [IllegalStateException] if another answer is on its way; and behind [Finished]
-     * what the engine threw.
+     * device nor verifier supports; an [IllegalStateException] if another answer is in progress; and after [Finished]
+     * the engine's error.
      */
     public fun generate(messages: List<ChatMessage>, request: Request = Request()): Flow<Event> =
         asked(request) { bundle.renderChat(messages, toolUseOf(request)?.prompt.orEmpty()) }
@@ -297,7 +299,7 @@ public class EdgeRuntime internal constructor(
         }
 
     /**
-     * Continue an answer that [record] described, perhaps in a process that has ended. Events as of [generate]; the
+     * Continue an answer that [record] described, perhaps in a process that has ended. Events as from [generate]; the
      * first brings the text so far. The collector gets an [IllegalArgumentException] on a record of another target.
      */
     public fun resume(record: AnswerRecord): Flow<Event> = answer(record.stop) {
@@ -310,18 +312,18 @@ public class EdgeRuntime internal constructor(
         begin(record.prompt, record.sampling, record.maxNew, record.constraint).also { restore(it, record) }
     }
 
-    /** Write nothing alone until [proceed], e.g. as the battery is low. The target's text goes on coming. */
+    /** Stop writing offline until [proceed], e.g. as the battery is low. The target's text continues. */
     public fun pause() {
         inbox.trySend(InboxEvent.Asked(InboxEvent.Wish.PAUSE))
     }
 
-    /** Write alone again where the policy lets. */
+    /** Allow writing offline again, as the policy says. */
     public fun proceed() {
         inbox.trySend(InboxEvent.Asked(InboxEvent.Wish.PROCEED))
     }
 
     private fun answer(stop: List<String>, begin: () -> Session): Flow<Event> = flow {
-        var failure: Exception? = null // raised behind the last event, which it would overtake otherwise
+        var failure: Exception? = null // raised after the last event, which it would overtake otherwise
         emitAll(written(stop, begin) { failure = it }.buffer(Channel.UNLIMITED).flowOn(Dispatchers.Default))
         failure?.let {
             options.logger?.invoke("an engine failed: ${it.message}", it)
@@ -356,10 +358,10 @@ public class EdgeRuntime internal constructor(
     }
 
     /**
-     * Forget all conversations so far, e.g. as another user comes: no draft looks up again what they said.
+     * Forget all conversations so far, e.g. for another user: lookup no longer uses them.
      *
-     * What drafts look up stands in memory alone, and is bounded. An answer on its way goes on, and is forgotten when
-     * it is over. From any thread.
+     * They are kept in memory alone, and bounded. An answer in progress continues, and is forgotten when it is over.
+     * From any thread.
      */
     public fun forget(): Unit = synchronized(memory) {
         text = emptyList()
@@ -368,12 +370,12 @@ public class EdgeRuntime internal constructor(
         worker.submit { it.forget() }
     }
 
-    /** A session for [ids]. What it shares with the text before keeps its rows, here and on the verifier. */
+    /** Make a session for [ids]. The common prefix with the text before keeps its rows, here and on the verifier. */
     private fun begin(ids: List<Int>, sampling: Sampling, maxNew: Int, constraint: Constraint?): Session {
         val rowsKept = synchronized(memory) {
             val before = text
             val same = commonPrefix(ids, before)
-            if (same < before.size) worker.submit { it.remember(before) } // another conversation, or a turn said anew
+            if (same < before.size) worker.submit { it.remember(before) } // another conversation, or a repeated turn
             worker.submit { it.keepRows(same) }
             forgotten = false
             rowsSeen.upTo(same)

@@ -27,7 +27,7 @@ public sealed interface ResponseFormat {
     /** Any JSON object. */
     public object JsonObject : ResponseFormat
 
-    /** JSON that obeys [schema], a JSON schema as text; the verifier says which it cannot obey. */
+    /** JSON that obeys [schema], a JSON schema as text; the verifier refuses schemas that it does not support. */
     public data class JsonSchema(val schema: String) : ResponseFormat
 }
 
@@ -45,7 +45,7 @@ public sealed interface ToolChoice {
     /** A call of this function. */
     public data class Named(val name: String) : ToolChoice
 
-    /** These alone, though the prompt describes all; required: calls alone. */
+    /** Only these, though the prompt describes all; required: calls alone. */
     public data class Allowed(val names: Set<String>, val required: Boolean = false) : ToolChoice
 }
 
@@ -78,8 +78,8 @@ internal fun toolUseOf(request: Request): ToolUse? {
 }
 
 /**
- * What an answer to [request] whose first token has index [begin] is held to; null if nothing is asked that changes
- * it. Raises [IllegalArgumentException] on what cannot be.
+ * Return the constraint of an answer to [request] whose first token has index [begin]; null if there is none. Raises
+ * [IllegalArgumentException] on impossible options.
  */
 internal fun constraintOf(begin: Int, vocabSize: Int, request: Request, use: ToolUse?): Constraint? {
     val format = request.responseFormat
@@ -115,7 +115,7 @@ internal fun constraintOf(begin: Int, vocabSize: Int, request: Request, use: Too
 /** Whether the device's own writers do not support this. */
 internal val Constraint?.unsupported: Boolean get() = this != null && grammar != GRAMMAR_NONE
 
-/** Raises [IllegalArgumentException] if nothing could hold an answer to [constraint]. */
+/** Raise [IllegalArgumentException] if no writer could obey [constraint]. */
 internal fun checkSupported(constraint: Constraint?, policy: Policy) =
     require(!constraint.unsupported || policy.writer != WhoWrites.DEVICE_ONLY) {
         "response_format and tools need a verifier: this device writes alone and does not support them: $NO_GRAMMARS"

@@ -8,14 +8,14 @@ import dev.outrider.core.link.LinkDown
 import dev.outrider.core.link.LinkEvent
 import dev.outrider.core.link.LinkUp
 
-/** What a log says of a link's event; null: nothing. */
+/** Return the log message of a link's event; null: none. */
 internal fun logged(event: LinkEvent): String? = when (event) {
     is LinkUp -> "link up: round trip ${(1000 * event.rtt).toInt()} ms, ${event.welcome.arithmetic}"
     is LinkDown -> "link down: ${event.reason}"
     is Arrived -> null
 }
 
-/** What a log says of an answer's event; null: nothing. */
+/** Return the log message of an answer's event; null: none. */
 internal fun logged(event: Event): String? = when (event) {
     is HandedOver -> "offline: the ${event.writer.name.lowercase()} writes${because(event.detail)}"
     is Finished -> with(event.stats) {
