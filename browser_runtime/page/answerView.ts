@@ -24,7 +24,7 @@ export class AnswerView {
 
   show(event: Event): void {
     const following = isAtEnd();
-    // text nodes that already say so are left alone: the rest of an answer stays selected and is not read again
+    // unchanged text nodes are kept: a selection in the rest of an answer survives, and it is not read aloud again
     const said = this.verified.data;
     if (event.verified.startsWith(said)) this.verified.appendData(event.verified.slice(said.length));
     else this.verified.data = event.verified;

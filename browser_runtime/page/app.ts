@@ -20,14 +20,14 @@ import { UnderstudyView } from "./understudyView.js";
 
 const BUNDLE_URL = "bundle/";
 const EXAMPLES = ["Why is the sky blue?", "Tell me a story about a lighthouse.", "How do I bake bread?"];
-/** An answer in progress is written down at most this often; the page's end writes it too. */
+/** Milliseconds between two saves of an answer in progress, at least; closing the page saves it too. */
 const JOURNAL_MS = 250;
 const BADGE_MS = 250;
 const STATES: Record<LinkStatus | "idle", string> = {
   idle: "Ready",
   connecting: "Connecting",
   verified: "Verified by the cloud",
-  alone: "The device writes alone", // the drafter, where nobody else is named
+  alone: "The device writes alone", // the drafter, if no other writer is named
   waiting: "Waiting for the cloud",
 };
 const UNDERSTUDY_WRITES = "The understudy writes alone";
@@ -49,7 +49,7 @@ const question = find<HTMLTextAreaElement>("question");
 
 // --- the drafter ---
 
-/** Fetch what is not there yet, and start the engine. */
+/** Fetch missing files, and start the engine. */
 async function open(): Promise<void> {
   const [progress, note] = [find<HTMLProgressElement>("progress"), find("install-note")];
   button("download").hidden = true;
@@ -79,7 +79,7 @@ async function open(): Promise<void> {
   progress.hidden = true;
 }
 
-/** A runtime with the present settings. Throws if they are unusable. */
+/** Make a runtime with the present settings. Throws if they are unusable. */
 async function begin(): Promise<void> {
   if (!bundle) return;
   button("send").disabled = true;
@@ -125,7 +125,7 @@ async function ask(text: string): Promise<void> {
   });
 }
 
-/** Continue the answer that was on its way when the page was closed. */
+/** Continue the answer that was in progress when the page was closed. */
 async function resume(): Promise<void> {
   const { pending } = conversations.present;
   if (pending && runtime) await follow(() => runtime!.resume(pending));
@@ -154,7 +154,7 @@ async function follow(start: () => AsyncGenerator<Event>): Promise<void> {
     view.remark(why);
     announce(why);
     present.pending = null;
-    // what could not be asked can be asked otherwise
+    // a question that failed can be changed and asked again
     const unanswered = present.messages.at(-1)?.role === "user" ? present.messages.pop() : null;
     if (unanswered) question.value ||= unanswered.content;
   }
@@ -195,7 +195,7 @@ function showBadge(): void {
   if (stats?.tokens) parts.push(`${stats.tokensPerSecond.toFixed(1)} tokens/s`);
   if (stats?.rounds) parts.push(`tau ${stats.tau.toFixed(1)}`);
   if (traffic) parts.push(`↑ ${bytes(traffic.up)} ↓ ${bytes(traffic.down)}`);
-  // lines break between the figures alone
+  // lines break only between figures
   find("figures").replaceChildren(...parts.flatMap((part, index) => [index ? " · " : "", make("span", "", part)]));
 }
 
@@ -223,7 +223,7 @@ function listConversations(): void {
   find("conversation-list").replaceChildren(...entries);
 }
 
-/** Show another conversation; not while an answer is on its way, nor one that another tab has open. */
+/** Show another conversation, unless an answer is in progress or another tab has it open. */
 async function change(how: () => Promise<boolean>, close = true): Promise<void> {
   if (stop) return;
   if (!(await how())) return announce("That conversation is open in another tab");

@@ -2,7 +2,10 @@
 
 import type { AnswerRecord } from "../src/index.js";
 
-/** messages: what was said. pending: an answer that was on its way when the page was closed. used: when, in milliseconds. */
+/**
+ * messages: the turns. pending: an answer that was in progress when the page was closed. used: time of the last use, in
+ * milliseconds.
+ */
 export interface Conversation {
   id: string;
   messages: { role: string; content: string }[];
@@ -11,19 +14,19 @@ export interface Conversation {
 }
 
 const KEY = "outrider.conversation.";
-/** More than these are not kept: the oldest go. */
+/** Most conversations that are kept; the oldest are deleted first. */
 const MOST = 50;
 
 export class Conversations {
-  /** Why nothing is kept any more, or "". */
+  /** Why conversations are no longer kept, or "". */
   notKept = "";
   private here = fresh();
-  /** Lets another tab have it. */
+  /** Releases the conversation for other tabs. */
   private release = () => {};
 
   private constructor() {}
 
-  /** The newest conversation that no other tab has open, or a new one. */
+  /** Open the newest conversation that no other tab has open, or a new one. */
   static async open(): Promise<Conversations> {
     const conversations = new Conversations();
     const [newest] = read();
@@ -31,7 +34,7 @@ export class Conversations {
     return conversations;
   }
 
-  /** All that are kept, the one that is open here first, then the newest. */
+  /** All kept conversations: the one that is open here, then the newest first. */
   get list(): readonly Conversation[] {
     const others = read().filter(({ id }) => id !== this.here.id);
     return this.here.messages.length ? [this.here, ...others] : others;
@@ -41,22 +44,22 @@ export class Conversations {
     return this.here;
   }
 
-  /** A new one, unless the present one is empty. */
+  /** Begin a new one, unless the present one is empty. */
   async begin(): Promise<boolean> {
     if (this.here.messages.length) this.here = fresh();
     await this.claim(this.here.id);
     return true;
   }
 
-  /** Open `conversation` again. False if another tab has it open. */
+  /** Open a kept conversation. Returns false if another tab has it open. */
   async choose({ id }: Conversation): Promise<boolean> {
     if (id === this.here.id) return true;
     if (!(await this.claim(id))) return false;
-    this.here = kept(KEY + id) ?? fresh(); // as the tab that had it last has left it
+    this.here = kept(KEY + id) ?? fresh(); // the last state that any tab has saved
     return true;
   }
 
-  /** False if another tab has it open. */
+  /** Delete a conversation. Returns false if another tab has it open. */
   async delete({ id }: Conversation): Promise<boolean> {
     const before = this.here.id;
     if (id !== before && !(await this.claim(id))) return false;
@@ -66,7 +69,7 @@ export class Conversations {
     return true;
   }
 
-  /** Keep the present one; no other is touched. */
+  /** Save the present one; no other is touched. */
   save(): void {
     if (!this.here.messages.length) return;
     this.here.used = Date.now();
@@ -79,13 +82,16 @@ export class Conversations {
     }
   }
 
-  /** All of them, as a file of readable JSON without token ids. */
+  /** Export all of them as a file of readable JSON without token ids. */
   export(): Blob {
     const plain = this.list.map(({ messages }) => ({ messages }));
     return new Blob([JSON.stringify(plain, null, 2)], { type: "application/json" });
   }
 
-  /** Have a conversation in place of the one before. A page without Web Locks, as of plain HTTP, is taken for the only one. */
+  /**
+   * Claim a conversation in place of the present one. Without Web Locks, as over plain HTTP, this page counts as the only
+   * one.
+   */
   private async claim(id: string): Promise<boolean> {
     const { locks } = navigator;
     const before = this.release;
@@ -110,7 +116,7 @@ function fresh(): Conversation {
   return { id: crypto.randomUUID(), messages: [], pending: null, used: 0 };
 }
 
-/** All that are kept, the newest first. */
+/** Return all kept conversations, the newest first. */
 function read(): Conversation[] {
   const keys = Array.from({ length: localStorage.length }, (_, index) => localStorage.key(index) ?? "");
   const found = keys.filter(key => key.startsWith(KEY)).map(kept);

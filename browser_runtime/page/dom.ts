@@ -1,6 +1,6 @@
 /** Finding and making elements. */
 
-/** The element of this id, which the page has. */
+/** Return the element with this id, which must exist. */
 export function find<T extends HTMLElement = HTMLElement>(id: string): T {
   const element = document.getElementById(id);
   if (!element) throw new Error(`the page has no #${id}`);
@@ -18,7 +18,7 @@ export function make<K extends keyof HTMLElementTagNameMap>(
   return element;
 }
 
-/** Tells people who do not see the page. */
+/** Announce a text to screen readers. */
 export function announce(text: string): void {
   find("announce").textContent = text;
 }

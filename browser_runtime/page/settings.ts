@@ -4,7 +4,7 @@ import type { Mode, Options, Policy, Request } from "../src/index.js";
 import { find } from "./dom.js";
 
 export interface Settings {
-  /** "": where the page is from. */
+  /** "": the origin of the page. */
   server: string;
   token: string;
   keepToken: boolean;
@@ -14,7 +14,7 @@ export interface Settings {
   understudy: Policy["understudy"];
   mode: Mode | "";
   temperature: number;
-  /** "": drawn each time. */
+  /** "": a new one each time. */
   seed: string;
   maxNewTokens: number;
 }
@@ -47,11 +47,11 @@ export function saveSettings(settings: Settings): void {
   try {
     localStorage.setItem(KEY, JSON.stringify(kept));
   } catch {
-    // the settings last as long as this page
+    // without storage, the settings last as long as this page
   }
 }
 
-/** The address to dial; null: none. */
+/** Return the address to dial; null: none. */
 export function serverOf(settings: Settings): string | null {
   return settings.writer === "device-only" ? null : settings.server.trim() || location.origin;
 }
@@ -64,7 +64,7 @@ export function requestOf({ temperature, seed, maxNewTokens }: Settings): Reques
   return { temperature, maxNewTokens, ...(seed ? { seed: BigInt(seed) } : {}) };
 }
 
-/** Shows the dialog; what the user saved, or null. */
+/** Show the dialog; return the saved settings, or null. */
 export async function askSettings(now: Settings): Promise<Settings | null> {
   const dialog = find<HTMLDialogElement>("settings");
   const form = dialog.querySelector("form")!;

@@ -1,4 +1,4 @@
-/** The service worker: the page starts without a network. The bundle is not its concern (`BundleStore`). */
+/** The service worker: the page starts without a network. `BundleStore` keeps the bundle. */
 
 /** Both are set by the build. */
 declare const SHELL_FILES: string[];
@@ -34,8 +34,8 @@ async function activate(): Promise<void> {
 }
 
 /**
- * What is kept, all of one version. A newer one is fetched beside it and takes over once no page of this one is open: an
- * open page may still load parts of itself.
+ * Answer from the kept files, which all have one version. A newer version is fetched beside it and takes over once no page
+ * of this one is open, as an open page may still load parts of itself.
  */
 async function answer(request: Request): Promise<Response> {
   const cache = await caches.open(NAME);

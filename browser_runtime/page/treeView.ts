@@ -1,13 +1,13 @@
-/** The present draft tree as a picture: tokens, path probabilities, and the accepted path once the verdict is there. */
+/** The present draft tree as a picture: tokens, path probabilities, and the accepted path once the verdict has arrived. */
 
 import type { Sight } from "../src/index.js";
 import { find } from "./dom.js";
 
 const SVG = "http://www.w3.org/2000/svg";
 const [COLUMN, ROW, WIDTH, HEIGHT] = [98, 25, 84, 20];
-/** Milliseconds for which a verdict can be seen. */
+/** Milliseconds for which a verdict stays visible. */
 const HELD_MS = 300;
-/** Characters of a token that are shown. */
+/** Most characters shown of a token. */
 const LETTERS = 10;
 
 type Tree = Extract<Sight, { type: "tree" }>["tree"];
@@ -27,14 +27,14 @@ export class TreeView {
   private picture: SVGElement | null = null;
   private waiting: Sight | null = null;
   private timer: ReturnType<typeof setTimeout> | undefined;
-  /** The verdict on the tree that is shown is shown too, until then. */
+  /** Whether the verdict on the visible tree is visible too. */
   private judged = true;
   private heldUntil = 0;
 
-  /** textOf: of a token. */
+  /** textOf: returns the text of a token. */
   constructor(private readonly textOf: (token: number) => string) {}
 
-  /** Shows it; what comes faster than people look is passed over. */
+  /** Show it; trees that come too fast to see are skipped. */
   see(sight: Sight): void {
     if (sight.type === "tree") {
       this.waiting = sight;
@@ -42,7 +42,7 @@ export class TreeView {
       return;
     }
     if (this.waiting && performance.now() < this.heldUntil) {
-      this.waiting = null; // its verdict is there before it could be shown
+      this.waiting = null; // its verdict arrived before it could be shown
       return;
     }
     this.draw();
@@ -51,7 +51,7 @@ export class TreeView {
     this.heldUntil = performance.now() + HELD_MS;
   }
 
-  /** Whether there is a link; without one the last tree stays, greyed out. */
+  /** Set whether there is a link; without one the last tree stays, greyed out. */
   link(there: boolean): void {
     if (!this.picture) return;
     find("tree-note").textContent = there ? "" : "no link, nothing is sent";
@@ -141,14 +141,14 @@ export class TreeView {
   }
 }
 
-/** From the box at `from` to the one at `to`. */
+/** Return the path of a curve from the box at `from` to the one at `to`. */
 function curve(from: readonly [number, number], to: readonly [number, number]): string {
   const [fromX, fromY, toY] = [from[0] + WIDTH, from[1] + HEIGHT / 2, to[1] + HEIGHT / 2];
   const middle = (fromX + to[0]) / 2;
   return `M${fromX} ${fromY}C${middle} ${fromY} ${middle} ${toY} ${to[0]} ${toY}`;
 }
 
-/** Of each node its row: a node's likeliest child stays in its row, others get rows below. */
+/** Return the row of each node: a node's likeliest child stays in its row, others get rows below. */
 function rowsOf(tree: Tree): number[] {
   const children = Array.from({ length: tree.size + 1 }, (): number[] => []);
   for (const [node, parent] of tree.parents.entries()) children[parent + 1].push(node);

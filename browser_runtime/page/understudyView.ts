@@ -10,10 +10,10 @@ const store = new UnderstudyStore();
 
 export class UnderstudyView {
   private download: AbortController | null = null;
-  /** Of the runtime's present life. */
+  /** Belongs to the present runtime. */
   private understudy: WorkerUnderstudy | null = null;
 
-  /** url: of the bundle. */
+  /** url: the bundle's. */
   constructor(
     private readonly bundle: Bundle,
     private readonly url: string,
@@ -24,7 +24,7 @@ export class UnderstudyView {
     };
   }
 
-  /** The understudy for a runtime, or null if the bundle has none. Missing files are fetched meanwhile. */
+  /** Return the understudy for a runtime, or null if the bundle has none. Missing files are fetched meanwhile. */
   async begin(wanted: boolean): Promise<WorkerUnderstudy | null> {
     if (!wanted) this.download?.abort();
     if (!wanted || !this.entry) return null;
@@ -33,7 +33,7 @@ export class UnderstudyView {
     return this.understudy;
   }
 
-  /** The understudy's description in the settings. */
+  /** Show the understudy's description in the settings. */
   async describe(): Promise<void> {
     const { entry } = this;
     const here = entry !== null && (await store.has(entry));

@@ -1,16 +1,16 @@
-/** Fits a conversation into the context: the oldest turns go first, what the system said stays. */
+/** Fits a conversation into the context: the oldest turns are dropped, instructions stay. */
 
 import type { ChatMessage } from "./bundle/chatBoundary.js";
 
-/** Tokens kept free for an answer that takes what there is. */
+/** Tokens kept free for an answer without a limit. */
 const USUAL_ROOM = 256;
-/** Tokens with which an answer can do: where so many are left for one that takes what there is, no turn is dropped. */
+/** Tokens that suffice for an answer without a limit: while this many are left, no turn is dropped. */
 const LEAST_ROOM = 64;
 
 /** Roles that instruct the model and are never dropped from a conversation's beginning. */
 const INSTRUCTIONS = ["system", "developer"];
 
-/** messages: what fits, with the instructions first; dropped: what was left out, oldest first; ids: as tokens. */
+/** messages: the part that fits, instructions first; dropped: messages left out, oldest first; ids: as tokens. */
 export interface FittedMessages<Message extends ChatMessage = ChatMessage> {
   messages: Message[];
   dropped: Message[];
@@ -21,9 +21,9 @@ export interface FittedMessages<Message extends ChatMessage = ChatMessage> {
  * Drop whole turns (a user's message and what follows it) from the beginning until the rest fits.
  *
  * encode: renders a conversation as token ids. maxContext: tokens of prompt and answer together. reserve: tokens to keep
- * free for the answer, half of the context at most, given up before the last turn is. As many as the context has, or more,
- * means what there is: then nothing is dropped where LEAST_ROOM is left. Throws RangeError where the last turn alone leaves
- * no token free, or where there is no message.
+ * free for the answer, at most half of the context, given up before the last turn is. As many as the context has, or more,
+ * means no limit: then nothing is dropped if LEAST_ROOM tokens are left. Throws RangeError if the last turn alone leaves no
+ * token free, or if there is no message.
  */
 export function fitMessages<Message extends ChatMessage>(
   messages: readonly Message[],
@@ -43,7 +43,7 @@ export function fitMessages<Message extends ChatMessage>(
   const encoded = (start: number) => encode([...instructions, ...turns.slice(start)]);
   const whole = encoded(0);
   if (whole.length <= maxContext - Math.max(1, least)) return { messages: [...messages], dropped: [], ids: whole };
-  // fewer turns are fewer tokens, so a search by halves finds the first start that fits
+  // fewer turns are fewer tokens, so a binary search finds the first start that fits
   let [low, high] = [0, starts.length - 1];
   while (low < high) {
     const middle = (low + high) >> 1;

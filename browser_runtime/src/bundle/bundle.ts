@@ -1,4 +1,4 @@
-/** A checked bundle: what the runtime reads of the folder that `python -m export bundle` writes. */
+/** A checked bundle: the files that the runtime reads of the folder that `python -m export bundle` writes. */
 
 import { RowShape } from "../protocol/rows.js";
 import { ChatBoundary, type ChatMessage } from "./chatBoundary.js";
@@ -27,7 +27,7 @@ export class Bundle {
   private ways: { writes: boolean; takes: boolean; tags: boolean } | null = null;
   /** Tokens that end a sentence or a line. */
   readonly sentenceEnds: ReadonlySet<number>;
-  /** Texts of the tokens that have a backtick, of which fences of code are made. */
+  /** Texts of the tokens with a backtick, which may be part of a code fence. */
   readonly fenceMarks: ReadonlyMap<number, string>;
 
   private constructor(
@@ -84,10 +84,10 @@ export class Bundle {
   }
 
   /**
-   * Token ids of a conversation up to where the assistant's next turn begins, with `tools` that it may call.
+   * Return token ids of a conversation up to where the assistant's next turn begins, with callable `tools`.
    *
-   * Content is text: what looks like a special token in it is none. Throws RangeError on a message that cannot be
-   * one, BundleError where the template fails.
+   * Content is text: what looks like a special token in it is not one. Throws RangeError on an invalid message, BundleError
+   * if the template fails.
    */
   renderChat(messages: readonly ChatMessage[], tools: readonly unknown[] = []): number[] {
     const render: Render = (said, shown) => {
@@ -102,7 +102,7 @@ export class Bundle {
     const { writes, takes, tags } = this.toolWays();
     const said = tags ? withoutResults(turns) : turns;
     if (!writes) return this.boundary.encode(plainMessages(said, tools, takes), plain => render(plain, []));
-    // the functions travel as a message, so that their text is nobody's turn either
+    // the functions are passed as the content of a message, so that their text cannot become a turn either
     const all = [...said, { role: "tools", content: tools }];
     return this.boundary.encode(all, marked => {
       const { content } = marked[marked.length - 1];
@@ -124,7 +124,7 @@ export class Bundle {
   }
 }
 
-/** A special token stands in tokenizer_config.json as a string or as {"content": ...}. */
+/** Return a special token's text; tokenizer_config.json has a string or {"content": ...}. */
 function contentOf(token: unknown): string {
   const content = typeof token === "object" && token !== null ? (token as { content?: unknown }).content : token;
   return typeof content === "string" ? content : "";

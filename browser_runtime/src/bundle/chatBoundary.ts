@@ -1,17 +1,17 @@
 /**
- * The boundary between a chat template and what people say: content is text, never one of the template's own tokens.
+ * Keeps content apart from a chat template: content is text, never one of the template's own tokens.
  *
- * Where content holds the text of such a token, a mark is set into it before the template is rendered: so it stays apart
- * from the tokens that the template writes, and is encoded as plain text. Content without such text is encoded as it always
- * was. Tokens of the boundary are the special ones, and others that the template itself writes, such as `<tool_response>`.
- * An assistant's turn may hold the latter: models write them as text (`<think>`), and templates look for them there.
+ * If content holds the text of such a token, a mark is inserted before the template is rendered, which keeps it apart from
+ * the tokens that the template writes, and it is encoded as plain text. Content without such text is encoded as always.
+ * Tokens of the boundary are the special ones, and others that the template itself writes, such as `<tool_response>`. An
+ * assistant's turn may hold the latter: models write them as text (`<think>`), and templates look for them there.
  */
 
 import type { AddedToken, Tokenizer } from "./tokenizer.js";
 
 /**
- * One turn of a conversation, as OpenAI has it. role: one of `ROLES`; "tool" is of what a call gave. content: text, or parts
- * that are text; an assistant that calls may have none. tool_calls: what an assistant called.
+ * One turn of a conversation, as OpenAI has it. role: one of `ROLES`; "tool" is the result of a call. content: text, or
+ * parts that are text; an assistant's calls need none. tool_calls: an assistant's calls.
  */
 export interface ChatMessage {
   role: string;
@@ -28,9 +28,9 @@ export interface ToolCall {
   function: { name: string; arguments: string | Record<string, unknown> };
 }
 
-/** Characters of which one that nobody wrote is the mark: for private use, so nothing changes them on the way. */
+/** Candidates for the mark, of which the text must lack one: for private use, so no template or tokenizer changes them. */
 const [FIRST_MARK, LAST_MARK] = [0xe000, 0xf8ff];
-/** Encloses the names that tokens have meanwhile; not one of the marks. */
+/** Encloses the temporary names of tokens; not one of the marks. */
 const EDGE = "\ufdd0";
 /** Ids of these names: beyond any vocabulary. */
 const NAME_IDS = 1 << 28;
@@ -56,7 +56,7 @@ export class ChatBoundary {
     this.assistant = new Breaker(special, normalize);
   }
 
-  /** Token ids of a conversation as `render` writes it. Throws RangeError on a role that is not a plain name. */
+  /** Return token ids of a conversation as `render` writes it. Throws RangeError on a role that is not a plain name. */
   encode<Message extends { role: string }>(
     messages: readonly Message[],
     render: (messages: Message[]) => string,
@@ -94,13 +94,13 @@ export class ChatBoundary {
     const control = new Map(this.tokens.map(({ id, content }) => [id, content]));
     return tokenizer.encode(named).flatMap(id => {
       if (id >= NAME_IDS) return this.tokens[id - NAME_IDS].id;
-      const content = control.get(id); // a vocabulary of whole words knows it all the same
+      const content = control.get(id); // a vocabulary of whole words may hold it all the same
       if (content === undefined) return id;
       return [...content].flatMap(character => tokenizer.encode(character)).filter(one => !control.has(one));
     });
   }
 
-  /** The tokenizer with the boundary's tokens under names that nobody can guess, and the names. */
+  /** Return the tokenizer with unguessable names of the boundary's tokens, and the names. */
   private makePlain() {
     const secret = crypto.randomUUID();
     const names = new Map(this.tokens.map(({ content }, index) => [content, `${EDGE}${secret}.${index}${EDGE}`]));
@@ -112,7 +112,7 @@ export class ChatBoundary {
   }
 }
 
-/** Breaks the texts of tokens wherever they stand, or begin or end, in a text; in any case, and before a trim. */
+/** Breaks the texts of tokens wherever they occur, begin or end in a text, in upper or lower case and before a trim. */
 class Breaker {
   /** The longest of the contents. */
   readonly pattern: RegExp;
@@ -138,7 +138,7 @@ class Breaker {
     this.longest = byLength[0]?.length ?? 0;
   }
 
-  /** `text` with `mark` in whatever could be read as a token or a part of one. */
+  /** Return `text` with `mark` wherever it could be read as a token or part of one. */
   marked(text: string, mark: string): string {
     const places = new Set(this.tokensIn(text));
     this.ends(text, 0, text.length, places);
@@ -152,7 +152,7 @@ class Breaker {
     return marked + text.slice(from);
   }
 
-  /** Behind the first character of each token in `text`. */
+  /** Return the places after the first character of each token in `text`. */
   private tokensIn(text: string): number[] {
     return Array.from(
       text.matchAll(this.everywhere),
@@ -160,7 +160,7 @@ class Breaker {
     );
   }
 
-  /** Where a mark breaks a token that the text from `begin` to `end` may begin or end in. */
+  /** Add the places where a mark breaks a token that may begin or end in the text from `begin` to `end`. */
   private ends(text: string, begin: number, end: number, places: Set<number>): void {
     for (let length = 1; length < Math.min(this.longest, end - begin + 1); length++) {
       if (this.heads.has(folded(text.slice(end - length, end)))) places.add(end - length + 1);
@@ -169,7 +169,7 @@ class Breaker {
   }
 }
 
-/** `value` with `change` made of every text in it, names of fields included. */
+/** Return `value` with `change` applied to every text in it, names of fields included. */
 function changed(value: unknown, change: (text: string) => string): unknown {
   if (typeof value === "string") return change(value);
   if (Array.isArray(value)) return value.map(one => changed(one, change));

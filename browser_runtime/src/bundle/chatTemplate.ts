@@ -5,9 +5,9 @@ import { Template } from "@huggingface/jinja";
 export class ChatTemplate {
   private readonly template: Template;
 
-  /** Throws what the library throws of a template that it does not know. */
+  /** Throws the library's errors on unsupported templates. */
   constructor(source: string) {
-    // the library knows no `+`, which keeps the white space around a block: an empty expression beside it does the same
+    // the library lacks `+`, which keeps the white space around a block: an adjacent empty expression does the same
     this.template = new Template(source.replaceAll("{%+", "{{ '' }}{%").replaceAll("+%}", "%}{{ '' }}"));
   }
 

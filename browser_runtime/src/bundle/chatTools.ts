@@ -1,5 +1,5 @@
 /**
- * Conversations with tools for chat templates that do not write them: the same in plain turns, in a form of our own
+ * Writes conversations with tools for chat templates that cannot, in plain turns and a form of our own
  * (`outrider_core/chat/tools.py`).
  */
 
@@ -56,14 +56,14 @@ export function tagsResults(template: string, tokens: readonly { content: string
   return template.includes(RESULT_TAG) && !tokens.some(({ content }) => content === RESULT_TAG);
 }
 
-/** For templates that write results as text into a user's turn: nobody's content holds the tag around them. */
+/** Break the tag of results in all content, for templates that write results as text into a user's turn. */
 export function withoutResults(messages: readonly Turn[]): Turn[] {
   return messages.map(message =>
     message.role === "assistant" ? message : { ...message, content: untagged(message.content) },
   );
 }
 
-/** The conversation with content alone. results: turns of role `tool` may stand in it. */
+/** Return the conversation with content alone. results: it may hold turns of role `tool`. */
 export function plainMessages(messages: readonly Turn[], tools: readonly unknown[], results: boolean): Turn[] {
   const plain: { role: string; content: string }[] = [];
   let previous = "";
@@ -90,14 +90,14 @@ export function plainMessages(messages: readonly Turn[], tools: readonly unknown
 /** The roles of a conversation. */
 export const ROLES = ["system", "developer", "user", "assistant", "tool"];
 
-/** A message as chat templates take it. */
+/** A message in the form of chat templates. */
 export interface Turn extends ChatMessage {
   content: string;
 }
 
 /**
- * The messages as templates take them: content is text, arguments are objects, and "developer" is "system". Throws RangeError
- * that names the message.
+ * Return the messages in the form of templates: content is text, arguments are objects, and "developer" is "system". Throws
+ * RangeError that names the message.
  */
 export function asTemplatesTake(messages: readonly ChatMessage[]): Turn[] {
   return messages.map((message, index) => {
@@ -160,7 +160,7 @@ function attempted(render: Render, messages: readonly Turn[], tools: readonly un
   try {
     return render(messages, tools);
   } catch {
-    return ""; // templates raise what they like
+    return ""; // templates raise any exception
   }
 }
 
@@ -172,10 +172,10 @@ function joined(parts: readonly string[]): string {
   return parts.filter(part => part !== "").join("\n");
 }
 
-/** JSON with the spaces of Python's, so that a prompt has the same tokens on every device; whole numbers have no `.0`. */
+/** Write JSON with Python's spaces, so that a prompt has the same tokens on every device; whole numbers have no `.0`. */
 export function pythonJson(value: unknown): string {
   if (Array.isArray(value)) return `[${value.map(pythonJson).join(", ")}]`;
-  if (typeof value === "string") return JSON.stringify(wellFormed(value)); // which would escape halves of characters
+  if (typeof value === "string") return JSON.stringify(wellFormed(value)); // JSON.stringify would escape half characters
   if (typeof value !== "object" || value === null) return JSON.stringify(value ?? null);
   const known = Object.entries(value).filter(([, of]) => of !== undefined);
   return `{${known.map(([key, of]) => `${pythonJson(key)}: ${pythonJson(of)}`).join(", ")}}`;

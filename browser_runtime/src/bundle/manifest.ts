@@ -1,4 +1,4 @@
-/** manifest.json of a bundle: what `python -m export bundle` writes, checked. */
+/** A bundle's manifest.json, which `python -m export bundle` writes, checked. */
 
 export const FORMAT_VERSION = 2;
 export const MANIFEST = "manifest.json";
@@ -11,7 +11,7 @@ export interface FileEntry {
   bytes: number;
 }
 
-/** A complete small model beside the bundle, in a separate folder that is fetched where somebody asks for it. */
+/** A complete small model in its own folder of the bundle, which is fetched on request. */
 export interface UnderstudyEntry {
   folder: string;
   name: string;
@@ -19,7 +19,7 @@ export interface UnderstudyEntry {
   /** Of all its files. */
   bytes: number;
   manifestSha256: string;
-  /** Ids that mean something to this model alone, and that it must not write. */
+  /** Ids with a meaning only to this model, which it must not write. */
   barred: number[];
 }
 
@@ -40,18 +40,18 @@ export interface Manifest {
   draftVocabSize: number;
   draftIdsFile: string | null;
   nullRowFile: string | null;
-  /** In greedy decoding logits are divided by it: a token's probability is how often it is the target's choice. */
+  /** Divides logits in greedy decoding, so that a token's probability tells how often the target chooses it. */
   confidenceTemperature: number;
   engineFile: string | null;
   engineData: string | null;
   files: Record<string, FileEntry>;
-  /** null: the bundle carries none. */
+  /** null: the bundle has none. */
   understudy: UnderstudyEntry | null;
 }
 
 const TEXT_FILES = ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja"];
 
-/** From the text of manifest.json. Throws BundleError. */
+/** Parse the text of manifest.json. Throws BundleError. */
 export function parseManifest(text: string): Manifest {
   let raw: Record<string, unknown>;
   try {
@@ -109,7 +109,7 @@ export function neededFiles(manifest: Manifest): string[] {
   return names.filter((name): name is string => name !== null);
 }
 
-/** Throws BundleError if `name` is not a plain file name, or `entry` no hash and size. */
+/** Throws BundleError if `name` is not a plain file name, or `entry` is not a hash and a size. */
 export function checkEntry(name: string, entry: FileEntry): void {
   const hash = typeof entry?.sha256 === "string" && /^[0-9a-f]{64}$/.test(entry.sha256);
   if (!isPlain(name) || !hash || !Number.isSafeInteger(entry.bytes)) throw broken(name);

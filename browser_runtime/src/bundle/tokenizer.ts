@@ -23,7 +23,7 @@ export class Tokenizer {
     this.library = new Library({ ...json, pre_tokenizer: digitsOfAllKinds(json.pre_tokenizer) }, {});
   }
 
-  /** From the text of tokenizer.json. Throws BundleError. */
+  /** Parse the text of tokenizer.json. Throws BundleError. */
   static parse(text: string): Tokenizer {
     try {
       return new Tokenizer(JSON.parse(text));
@@ -36,34 +36,34 @@ export class Tokenizer {
     return this.json.added_tokens;
   }
 
-  /** Token ids of text, with nothing added around it. Half a surrogate pair is U+FFFD. */
+  /** Return token ids of text, with nothing added around it. Half a surrogate pair is U+FFFD. */
   encode(text: string): number[] {
     return text ? this.library.encode(wellFormed(text), { add_special_tokens: false }).ids : [];
   }
 
-  /** Special tokens leave no text. */
+  /** Return the text of token ids, without special tokens. */
   decode(ids: number[]): string {
     if (!ids.length) return "";
     return this.library.decode(ids, { skip_special_tokens: true, clean_up_tokenization_spaces: false });
   }
 
-  /** The tokenizer's normalisation of text before it looks for tokens. */
+  /** Normalise text as the tokenizer does before it looks for tokens. */
   normalize(text: string): string {
     return this.library.normalizer?.normalize(text) ?? text;
   }
 
-  /** The same tokenizer with other added tokens. */
+  /** Return the same tokenizer with other added tokens. */
   withAddedTokens(tokens: readonly AddedToken[]): Tokenizer {
     return new Tokenizer({ ...this.json, added_tokens: [...tokens] });
   }
 }
 
-/** The text with U+FFFD in place of each half of a surrogate pair. */
+/** Replace each half of a surrogate pair by U+FFFD. */
 export function wellFormed(text: string): string {
   return text.replace(/\p{Surrogate}/gu, "\ufffd");
 }
 
-/** The library's Digits knows 0 to 9 alone; the original splits at every number that Unicode has. */
+/** The library's Digits supports only 0 to 9; the original splits at all of Unicode's numbers. */
 // biome-ignore lint/suspicious/noExplicitAny: part of a tokenizer.json
 function digitsOfAllKinds(config: any): any {
   if (config?.type === "Sequence") return { ...config, pretokenizers: config.pretokenizers.map(digitsOfAllKinds) };

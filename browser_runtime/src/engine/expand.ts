@@ -1,14 +1,14 @@
 /**
- * Expands a bundle's 4- and 8-bit tables into float32 where the graph multiplies by them.
+ * Expands a bundle's 4- and 8-bit tables into float32 if the graph multiplies by them.
  *
  * ONNX Runtime's WebAssembly unpacks the tables of MatMulNBits at every call, which takes several times as long as the
- * product itself. So they are unpacked once, when the bundle is loaded: the download stays small, a step gets fast, and
- * memory pays for it (59 MB for the default bundle). Tables that the graph reads otherwise stay as they are.
+ * product itself. So they are unpacked once, when the bundle is loaded: the download stays small and steps get fast, at the
+ * price of memory (59 MB for the default bundle). Tables that the graph reads in other ways stay as they are.
  */
 
 import { BinaryReader, BinaryWriter, WireType } from "@bufbuild/protobuf/wire";
 
-/** The name under which the graph names `weights`. */
+/** The file name of `weights` in the graph. */
 export const EXPANDED = "expanded.bin";
 
 /** model: an ONNX file whose products read `weights`, which the engine takes as external data EXPANDED. */
@@ -22,9 +22,9 @@ interface Field {
   number: number;
   type: WireType;
   raw: Uint8Array;
-  /** Of a field with a length: what it holds. */
+  /** The content of a field with a length. */
   body: Uint8Array;
-  /** Of a number. */
+  /** The value of a number. */
   value: number;
 }
 
@@ -49,9 +49,10 @@ interface Product {
 }
 
 /**
- * model: an ONNX file with tables of MatMulNBits; data: the file beside it, or null. Null where there is nothing to expand.
+ * model: an ONNX file with tables of MatMulNBits; data: the file beside it, or null. Returns null if there is nothing to
+ * expand.
  *
- * Throws RangeError on tables of a kind that this does not know.
+ * Throws RangeError on unsupported tables.
  */
 export function expand(model: Uint8Array, data: Uint8Array | null): Expanded | null {
   const fields = fieldsOf(model);
@@ -97,7 +98,7 @@ export function expand(model: Uint8Array, data: Uint8Array | null): Expanded | n
   return { model: whole.finish() as Uint8Array<ArrayBuffer>, weights };
 }
 
-/** A table [n, blocks, block * bits / 8] and scales [n, blocks] become weights [k, n], transposed. */
+/** Unpack a table [n, blocks, block * bits / 8] and scales [n, blocks] to weights [k, n], transposed. */
 function unpack({ k, n, bits, block }: Product, packed: Uint8Array, scales: Float32Array, out: Float32Array): void {
   const blocks = Math.ceil(k / block);
   const zero = 1 << (bits - 1);
@@ -152,7 +153,7 @@ function tensorField(name: string, { k, n }: Product, offset: number): BinaryWri
   return tensor;
 }
 
-/** The bytes of a tensor, in the graph's file or in `data` beside it. */
+/** Return the bytes of a tensor, from the graph's file or from `data` beside it. */
 function bytesOf(tensor: Field[], data: Uint8Array | null): Uint8Array {
   const raw = tensor.find(({ number }) => number === TENSOR.rawData);
   if (raw) return raw.body;

@@ -20,18 +20,18 @@ export interface Setup {
   headDim: number;
   maxContext: number;
   lookup: boolean;
-  /** 0: chosen by the machine, where the page is cross-origin isolated; else one. */
+  /** 0: the machine's choice. One if the page is not cross-origin isolated. */
   threads: number;
   /** Folder of ONNX Runtime's WebAssembly. */
   wasmUrl: string;
-  /** null: measure, where the machine has WebGPU, and take the faster one. */
+  /** null: if the machine has WebGPU, measure both and take the faster one. */
   provider: Provider | null;
 }
 
-/** A tree as it travels. */
+/** A draft in the form of messages. */
 export type PlainDraft = Omit<Draft, "tree"> & { tokens: readonly number[]; parents: readonly number[] };
 
-/** A text, and how tokens behind it are drawn. */
+/** A text, and how tokens after it are drawn. */
 interface Drawing {
   prefix: readonly number[];
   sampling: SamplingOptions;
@@ -53,7 +53,7 @@ export type Request =
   | { type: "remember"; text: readonly number[] }
   | { type: "forget" };
 
-/** The worker's answer to the job of this id. */
+/** The worker's answer to the job with this id. */
 export type Reply = { id: number; result: unknown } | { id: number; error: string };
 
 /** Measured at the start: the processor, and seconds of an eight-wide step after 128 tokens. */

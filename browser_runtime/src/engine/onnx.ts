@@ -31,7 +31,7 @@ export class OnnxEngine implements Engine {
     private readonly headDim: number,
   ) {}
 
-  /** unpacked: compute with tables unpacked once, as is faster in WebAssembly. Throws EngineError. */
+  /** unpacked: unpack tables once, which is faster in WebAssembly. Throws EngineError. */
   static async load(
     ort: OnnxRuntime,
     files: EngineFiles,

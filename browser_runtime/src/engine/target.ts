@@ -7,8 +7,8 @@ import type { TargetModel } from "../targets/understudy.js";
 import { EngineError, type OnnxRuntime, oneLine } from "./onnx.js";
 
 /**
- * Keys and values of the text lie in arrays [blocks, kvHeads, POOL_BLOCK, headDim] of this process, which a step is given and
- * gives back; they grow with the text.
+ * Keys and values of the text are in arrays [blocks, kvHeads, POOL_BLOCK, headDim] of this process, which are inputs and
+ * outputs of each step; they grow with the text.
  */
 export class OnnxTarget implements TargetModel {
   private readonly pools: string[];
@@ -23,7 +23,7 @@ export class OnnxTarget implements TargetModel {
     this.pools = Array.from({ length: shape.layers }, (_, layer) => [`keys_${layer}`, `values_${layer}`]).flat();
   }
 
-  /** maxContext: tokens of a text at most. Throws EngineError. */
+  /** maxContext: most tokens of a text. Throws EngineError. */
   static async load(ort: OnnxRuntime, files: TargetFiles, maxContext: number): Promise<OnnxTarget> {
     try {
       const session = await ort.InferenceSession.create(files.model, {
@@ -66,7 +66,7 @@ export class OnnxTarget implements TargetModel {
     await this.session.release();
   }
 
-  /** The first `blocks` of this pool, longer than it was if need be. */
+  /** Return the first `blocks` of this pool, which grows if needed. */
   private room(name: string, blocks: number): Float32Array {
     const size = blocks * this.shape.kvHeads * POOL_BLOCK * this.shape.headDim;
     const held = this.pool.get(name);

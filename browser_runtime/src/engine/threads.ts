@@ -1,4 +1,4 @@
-/** Threads of WebAssembly: one, if the page is not cross-origin isolated. wanted: 0 leaves it to the machine. */
+/** Return the threads for WebAssembly: one if the page is not cross-origin isolated. wanted: 0 for the machine's choice. */
 export function threadsFor(wanted: number): number {
   if (globalThis.crossOriginIsolated !== true) return 1;
   return wanted || Math.min(4, Math.max(1, (navigator.hardwareConcurrency ?? 2) - 1));

@@ -5,21 +5,21 @@ import type { PlainConstraint } from "../protocol/constraint.js";
 import type { SamplingOptions } from "../protocol/sampling.js";
 
 export interface UnderstudySetup {
-  /** Name of the `UnderstudyStore`, and what of it is read. */
+  /** Name of the `UnderstudyStore`, and the entry to read from it. */
   store: string;
   entry: UnderstudyEntry;
   maxContext: number;
-  /** Of the target. */
+  /** The target's. */
   vocabSize: number;
-  /** Texts of the tokens in which a fence of code may stand. */
+  /** Texts of the tokens that may be part of a code fence. */
   marks: readonly (readonly [number, string])[];
-  /** 0: chosen by the machine, where the page is cross-origin isolated; else one. */
+  /** 0: the machine's choice. One if the page is not cross-origin isolated. */
   threads: number;
   /** Folder of ONNX Runtime's WebAssembly. */
   wasmUrl: string;
 }
 
-/** An `UnderstudyText`. */
+/** An `UnderstudyText` in the form of messages. */
 interface Text {
   text: readonly number[];
   promptLength: number;
@@ -34,5 +34,5 @@ export type UnderstudyJob =
   | (Text & { type: "draft"; count: number })
   | { type: "draftAhead"; count: number };
 
-/** cancel: the job of this id is no longer wanted; its result is null. */
+/** cancel: the job with this id is no longer wanted; its result is null. */
 export type UnderstudyRequest = (UnderstudyJob & { id: number }) | { type: "cancel"; of: number };

@@ -1,4 +1,4 @@
-/** The understudy's worker: a model of its own beside the drafter's, whose memory goes with the worker. */
+/** The understudy's worker: a separate model beside the drafter's, whose memory is freed with the worker. */
 
 import { LocalUnderstudy } from "../answer/understudyThread.js";
 import { UnderstudyStore } from "../bundle/understudyStore.js";

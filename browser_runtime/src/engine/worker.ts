@@ -10,7 +10,7 @@ import type { Job, PlainDraft, Provider, Reply, Request, Setup, Started } from "
 import { EngineError, type EngineFiles, OnnxEngine, type OnnxRuntime } from "./onnx.js";
 import { threadsFor } from "./threads.js";
 
-/** Seconds for which an engine runs before it is measured: browsers compile what runs often anew, and better. */
+/** Seconds for which an engine runs before it is measured: browsers recompile and optimise code that runs often. */
 const WARM_UP = 0.4;
 /** Steps of each engine that is measured; the median counts. */
 const MEASURED_STEPS = 7;
@@ -60,7 +60,7 @@ async function start(setup: Setup): Promise<Started> {
   return { provider, threads: provider === "wasm" ? threads : 1, stepSeconds };
 }
 
-/** Whether there is a graphics card to compute on. */
+/** Return whether WebGPU has a graphics card. */
 async function gpu(): Promise<boolean> {
   const { gpu } = navigator as Navigator & { gpu?: { requestAdapter(): Promise<unknown> } };
   return Boolean(await gpu?.requestAdapter().catch(() => null));
@@ -76,7 +76,7 @@ async function onGpu(
   return OnnxEngine.load(ort as unknown as OnnxRuntime, files, shape, "webgpu");
 }
 
-/** Seconds of an eight-wide step behind 128 tokens and as many feature rows: the median. */
+/** Return the median seconds of an eight-wide step after 128 tokens and as many feature rows. */
 async function measure(engine: Engine, setup: Setup): Promise<number> {
   const [width, past] = [8, 128];
   const [sa, ca] = [past * setup.saKvHeads * setup.headDim, (past + 1) * setup.caKvHeads * setup.headDim];

@@ -10,15 +10,15 @@ import type { Job, PlainDraft, Provider, Reply, Request, Started } from "./messa
 import { EngineError } from "./onnx.js";
 
 export interface DrafterOptions {
-  /** The worker's script; by default `worker.js` beside this module, as a bundler or a folder of files has it. */
+  /** The worker's script; by default `worker.js` beside this module. */
   worker?: Worker;
   /** Folder of ONNX Runtime's .wasm and .mjs files. */
   wasmUrl: string | URL;
-  /** 0: chosen by the machine. More than one wants a page that is cross-origin isolated. */
+  /** 0: the machine's choice. More than one needs a page that is cross-origin isolated. */
   threads?: number;
-  /** null: WebGPU where it is there and measured to be faster, else WebAssembly. */
+  /** null: WebGPU if it is available and measured to be faster, otherwise WebAssembly. */
   provider?: Provider | null;
-  /** Draft what followed when this text, or an earlier answer, stood at the same tokens. */
+  /** Draft tokens that followed the same few tokens earlier in this text, or in an earlier one. */
   lookup?: boolean;
 }
 

@@ -1,4 +1,4 @@
-/** An understudy in a worker of its own, which is there while it is in memory. */
+/** An understudy in a worker of its own, which exists while the model is in memory. */
 
 import type { TimedChain, UnderstudyText, UnderstudyThread } from "../answer/understudyThread.js";
 import type { Bundle } from "../bundle/bundle.js";
@@ -15,7 +15,7 @@ export interface UnderstudyOptions {
   worker?: () => Worker;
   /** Folder of ONNX Runtime's .wasm and .mjs files. */
   wasmUrl: string | URL;
-  /** 0: chosen by the machine. More than one wants a page that is cross-origin isolated. */
+  /** 0: the machine's choice. More than one needs a page that is cross-origin isolated. */
   threads?: number;
   /** The store of its files. */
   store?: UnderstudyStore;
@@ -23,15 +23,15 @@ export interface UnderstudyOptions {
 
 interface Pending {
   cancelled: () => boolean;
-  /** The worker knows that it is. */
+  /** Whether the worker knows that it is cancelled. */
   told: boolean;
   resolve: (result: never) => void;
   reject: (error: Error) => void;
 }
 
 /**
- * The understudy of `bundle`, for `EdgeRuntime`. It need not be kept in the browser yet: `UnderstudyStore.fetch` brings it
- * there, and `look` finds it. Nothing is loaded before it is used. Throws BundleError if the bundle carries none.
+ * The understudy of `bundle`, for `EdgeRuntime`. It need not be stored in the browser yet: `UnderstudyStore.fetch` stores
+ * it, and `look` finds it. Nothing is loaded before it is used. Throws BundleError if the bundle has none.
  */
 export async function openUnderstudy(bundle: Bundle, options: UnderstudyOptions): Promise<WorkerUnderstudy> {
   const { understudy: entry, vocabSize, maxContext } = bundle.manifest;
@@ -65,12 +65,12 @@ export class WorkerUnderstudy implements UnderstudyThread {
     private readonly store: UnderstudyStore,
   ) {}
 
-  /** It is in memory, or on its way there. */
+  /** Whether it is in memory or being loaded. */
   get loaded(): boolean {
     return this.worker !== null;
   }
 
-  /** Whether it is stored in this browser now, and so `present`. */
+  /** Check whether it is stored in this browser now, and so `present`. */
   async look(): Promise<boolean> {
     this.present = await this.store.has(this.setup.entry);
     if (!this.present) this.unload();

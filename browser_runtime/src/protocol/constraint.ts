@@ -1,4 +1,4 @@
-/** The constraint on an answer beside its sampling parameters; part of the verifier's every draw (docs/protocol.md). */
+/** The constraint on an answer beside its sampling parameters; it applies to every draw (docs/protocol.md). */
 
 /** Bounds: biases and how large each is either way, penalties either way, characters of a schema. */
 export const MAX_BIASES = 1024;
@@ -65,7 +65,7 @@ export class Constraint {
     return (biased ? OBEYS_BIAS : 0) | obeys;
   }
 
-  /** The amounts by token that the draw after `text`, prompt included, adds to logits: biases and penalties. */
+  /** Return the amounts by token that the draw after `text`, prompt included, adds to logits: biases and penalties. */
   amounts(text: readonly number[]): Map<number, number> {
     const amounts = new Map(this.biases);
     if (!this.frequencyPenalty && !this.presencePenalty) return amounts;
@@ -77,7 +77,7 @@ export class Constraint {
     return amounts;
   }
 
-  /** Whether `amounts` are the same of `other`. */
+  /** Return whether `other` has the same `amounts`. */
   addsAs(other: Constraint | null): boolean {
     if (other === this || other === null) return other === this;
     const adds = ({ begin, frequencyPenalty, presencePenalty, biases }: Constraint) =>
@@ -86,7 +86,7 @@ export class Constraint {
   }
 }
 
-/** A constraint as JSON and messages to workers carry it. */
+/** The form of a constraint in JSON and in messages to workers. */
 export interface PlainConstraint {
   begin: number;
   frequencyPenalty: number;
@@ -96,7 +96,7 @@ export interface PlainConstraint {
   schema: string;
 }
 
-/** null: of none. */
+/** Return the plain form; null for none. */
 export function plainConstraint(of: Constraint | null | undefined): PlainConstraint | null {
   if (!of) return null;
   const { begin, frequencyPenalty, presencePenalty, biases, grammar, schema } = of;

@@ -1,16 +1,16 @@
 /** The cost curve of a verifier's steps, advertised in WELCOME: devices choose trees and modes by it. */
 
-/** Points of a curve on the wire at most. */
+/** Most points of a curve on the wire. */
 export const MAX_POINTS = 16;
 
-/** Seconds a step takes against its tokens (all sessions'), ascending; straight lines between the points. */
+/** Seconds of a step by its tokens (of all sessions), ascending; straight lines between the points. */
 export class CostCurve {
   constructor(
     readonly tokens: readonly number[],
     readonly seconds: readonly number[],
   ) {}
 
-  /** Seconds of a step of so many tokens; beyond the last point the last line goes on. */
+  /** Return the seconds of a step of [count] tokens; beyond the last point the curve is extrapolated linearly. */
   at(count: number): number {
     const { tokens, seconds } = this;
     if (count <= tokens[0] || tokens.length === 1) return seconds[0];
@@ -24,7 +24,7 @@ export class CostCurve {
     return other !== null && `${this.tokens}/${this.seconds}` === `${other.tokens}/${other.seconds}`;
   }
 
-  /** From uint32 pairs (tokens, microseconds); null for bytes that are not an ascending curve of positive times. */
+  /** Decode uint32 pairs (tokens, microseconds); null for bytes that are not an ascending curve of positive times. */
   static unpack(data: Uint8Array): CostCurve | null {
     if (!data.length || data.length % 8) return null;
     const view = new DataView(data.buffer, data.byteOffset, data.length);

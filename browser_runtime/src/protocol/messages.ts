@@ -1,11 +1,11 @@
-/** The messages between device and verifier. `wire.ts` has how they travel. */
+/** The messages between device and verifier. `wire.ts` encodes and decodes them. */
 
 import type { Constraint } from "./constraint.js";
 import type { Sampling } from "./sampling.js";
 
 /**
- * Comes first. targetHash, drafterHash: the bundle's; client: who asks, for logs; arithmetic: that an answer was begun in,
- * "" for none: only a verifier that computes so may continue it.
+ * Comes first. targetHash, drafterHash: the bundle's; client: name of the client, for logs; arithmetic: of the answer's
+ * beginning, "" for none; only a verifier with the same one may continue it.
  */
 export interface Hello {
   type: "Hello";
@@ -17,9 +17,9 @@ export interface Hello {
 }
 
 /**
- * The verifier's answer to Hello. maxContext: committed and drafted tokens; maxNodes: of one tree; treeBudget: nodes the
- * server would like at most, now; costs: of `CostCurve.unpack`, empty where the server does not know; constraints: what
- * it can obey, OBEYS_*; arithmetic: how it computes the target, such as "torch-float32", "" where it does not say.
+ * The verifier's answer to Hello. maxContext: committed and drafted tokens; maxNodes: of one tree; treeBudget: nodes that
+ * the server would like a tree to have at most, now; costs: for `CostCurve.unpack`, empty if unknown; constraints: those it
+ * supports, OBEYS_*; arithmetic: such as "torch-float32", "" if unknown.
  */
 export interface Welcome {
   type: "Welcome";
@@ -36,12 +36,12 @@ export interface Welcome {
   arithmetic: string;
 }
 
-/** Whether a verifier may continue an answer begun in `arithmetic`: yes if one of the two is unknown. */
+/** Return whether a verifier may continue an answer begun in `arithmetic`: yes if one of the two is unknown. */
 export function computesIn(welcome: Welcome, arithmetic: string): boolean {
   return arithmetic === "" || welcome.arithmetic === "" || welcome.arithmetic === arithmetic;
 }
 
-/** Why a verifier that computes in `here` may not continue an answer begun in `begun`, for people. */
+/** Say why a verifier that computes in `here` may not continue an answer begun in `begun`, for people. */
 export function otherArithmetic(begun: string, here: string): string {
   return (
     `the answer was begun in ${begun} arithmetic, and this verifier computes in ${here}; ` +
@@ -55,9 +55,9 @@ export function isArithmetic(text: unknown): text is string {
 }
 
 /**
- * Begin or resume: the verifier needs nothing else to take a session over from another replica. session: 16 random
- * bytes; seq: the last VERIFY that the device holds settled; tokens: uint32 ids of prompt and committed text; rows
- * 0..featuresHave-1 need not be sent; constraint: only to a verifier that said that it can obey it.
+ * Begin or resume: the verifier needs nothing else to take a session over from another replica. session: 16 random bytes;
+ * seq: the last VERIFY that is settled for the device; tokens: uint32 ids of prompt and committed text; rows
+ * 0..featuresHave-1 need not be sent; constraint: only if the verifier supports it.
  */
 export interface Open {
   type: "Open";
@@ -98,8 +98,8 @@ export interface Verify {
 
 /**
  * The reply to a Verify, or one token of a Generate. baseLen: committed tokens before it; accepted: node numbers of the
- * accepted path; bonus: the target's own next token; finish: FINISH_NONE or why the text ends; rows: of positions
- * `baseLen-1 .. baseLen-1+accepted.length`; queueUs, engineUs: microseconds the round waited for the engine, and it took.
+ * accepted path; bonus: the target's own next token; finish: FINISH_NONE or why the text ends; rows: of positions `baseLen-1
+ * .. baseLen-1+accepted.length`; queueUs, engineUs: microseconds that the round waited for the engine, and of the engine.
  */
 export interface Verdict {
   type: "Verdict";
@@ -117,14 +117,14 @@ export interface Verdict {
 
 export const FINISH_NONE = 0;
 
-/** The VERIFY hung below another length than the verifier's: OPEN again with what you hold committed. */
+/** The VERIFY was based on another length than the verifier's: OPEN again with the committed tokens. */
 export interface Resync {
   type: "Resync";
   stream: number;
   committed: number;
 }
 
-/** The target decodes alone: VERDICTs with empty paths, one a token. rows: each with that of position baseLen-1. */
+/** Let the target decode by itself: VERDICTs with empty paths, one a token. rows: each with that of position baseLen-1. */
 export interface Generate {
   type: "Generate";
   stream: number;
@@ -134,7 +134,7 @@ export interface Generate {
   rows: boolean;
 }
 
-/** Stop a Generate, or drop a Verify that waits. The session stays. */
+/** Stop a Generate, or drop a waiting Verify. The session stays. */
 export interface Cancel {
   type: "Cancel";
   stream: number;
@@ -159,7 +159,7 @@ export type ClientMessage = Hello | Open | Verify | Generate | Cancel | Close;
 export type ServerMessage = Welcome | Opened | Features | Verdict | Resync | WireErrorMessage;
 export type Message = ClientMessage | ServerMessage;
 
-/** A message that is not understood. */
+/** The frame was not understood; the connection stays open. */
 export const ERR_MALFORMED = 1;
 /** Protocol, target or drafter differ; the connection is closed. */
 export const ERR_MISMATCH = 2;
@@ -171,5 +171,5 @@ export const ERR_UNKNOWN = 4;
 export const ERR_BUSY = 6;
 /** The context is full. */
 export const ERR_TOO_LONG = 7;
-/** The verifier ends; it finishes running work: OPEN elsewhere, or again after retryAfterMs. */
+/** The verifier stops after the requests in progress: OPEN elsewhere, or again after retryAfterMs. */
 export const ERR_GOING_AWAY = 9;

@@ -13,7 +13,7 @@
 
 const GOLDEN = 0x9e3779b9;
 
-/** MurmurHash3's 32-bit finaliser; takes and gives what `|0` or `>>>0` would make of it. */
+/** MurmurHash3's 32-bit finaliser; arguments and results count modulo 2^32. */
 export function fmix32(h: number): number {
   h = Math.imul(h ^ (h >>> 16), 0x85ebca6b);
   h = Math.imul(h ^ (h >>> 13), 0xc2b2ae35);

@@ -12,7 +12,7 @@ export class RowShape {
     readonly headDim: number,
   ) {}
 
-  /** Numbers of one row: keys and values. */
+  /** Numbers in one row: keys and values. */
   get values(): number {
     return 2 * this.heads * this.headDim;
   }
@@ -23,7 +23,7 @@ export class RowShape {
   }
 }
 
-/** float32 rows [n, 2, heads, headDim]. Throws RangeError on a wrong length. */
+/** Unpack float32 rows [n, 2, heads, headDim]. Throws RangeError on a wrong length. */
 export function unpackRows(data: Uint8Array, shape: RowShape): Float32Array {
   const count = data.length / shape.bytes;
   if (!Number.isInteger(count)) {
@@ -42,7 +42,7 @@ export function unpackRows(data: Uint8Array, shape: RowShape): Float32Array {
   return rows;
 }
 
-/** The float16 number of these 16 bits. */
+/** Return the float16 number of these 16 bits. */
 export function halfToFloat(bits: number): number {
   const sign = bits & 0x8000 ? -1 : 1;
   const exponent = (bits >> 10) & 31;

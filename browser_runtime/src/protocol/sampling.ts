@@ -1,8 +1,8 @@
 /**
- * How the target draws a token from logits, and plain decoding by that rule.
+ * Draws tokens from the target's logits.
  *
- * Greedy decoding is the case without noise. The draw depends on (logits, parameters, seed, position) and on nothing
- * else: no draft tree, batch or outage can change it.
+ * Greedy decoding is the case without noise. The draw depends on (logits, parameters, seed, position) and on nothing else:
+ * no draft tree, batch or outage can change it.
  */
 
 import { Noise } from "./noise.js";
@@ -60,7 +60,7 @@ function expect(held: boolean, wanted: string, value: unknown): void {
 }
 
 /**
- * The distribution tokens are drawn from: log-probabilities [vocab], -Infinity where cut off.
+ * Return the distribution tokens are drawn from: log-probabilities [vocab], -Infinity if cut off.
  *
  * Temperature first, then top-k, then top-p, then min-p, each on what the one before left. For greedy parameters: the
  * log-softmax at temperature 1.
@@ -83,21 +83,21 @@ export function logProbs(logits: ArrayLike<number>, sampling: Sampling): Float64
   return x;
 }
 
-/** The log-probability of the last token that `topP` of the mass of those from `cut` on needs. */
+/** Return the log-probability of the last token needed for `topP` of the mass of tokens from `cut` on. */
 function nucleusCut(x: Float64Array, cut: number, topP: number): number {
   let total = 0;
   for (const value of x) if (value >= cut) total += Math.exp(value);
-  // rarer tokens, all together, have less than half of what top-p leaves out: only the others are sorted
+  // rarer tokens together have less than half of the mass that top-p cuts off: only the others are sorted
   const least = Math.max(cut, Math.log((total * (1 - topP)) / (2 * x.length)));
   const likely = Array.from(x.keys()).filter(token => x[token] >= least);
   const order = likely.sort((one, other) => x[other] - x[one] || one - other);
   let sum = 0;
   const mass = order.map(token => (sum += Math.exp(x[token])));
-  const needed = Math.min(topP * total, sum); // which rounding may miss by a little
+  const needed = Math.min(topP * total, sum); // rounding may miss it by a little
   return x[order[mass.findIndex(reached => reached >= needed)]];
 }
 
-/** Subtracts what makes probabilities of log-probabilities sum to 1. */
+/** Normalise log-probabilities, so that their probabilities sum to 1. */
 export function normalise(x: Float64Array): void {
   let sum = 0;
   for (let i = 0; i < x.length; i++) sum += Math.exp(x[i]);
@@ -105,7 +105,7 @@ export function normalise(x: Float64Array): void {
   for (let i = 0; i < x.length; i++) x[i] -= total;
 }
 
-/** The token at absolute index `position`: argmax of log p + Gumbel noise; ties go to the lowest id. */
+/** Draw the token at absolute index `position`: argmax of log p + Gumbel noise; ties go to the lowest id. */
 export function draw(logits: ArrayLike<number>, sampling: Sampling, position: number): number {
   if (sampling.greedy) return argmax(logits);
   const noise = new Noise(sampling.seed, position);

@@ -1,10 +1,10 @@
-/** Tokens in, text out while they arrive: no half characters, nothing of a stop string or behind it. */
+/** Turns tokens into text as they arrive, without half characters, and cuts at stop strings. */
 
 /** Decoders write this for bytes that are not, or not yet, a character. */
 const REPLACEMENT = "\ufffd";
 /** A UTF-8 character has at most four bytes, so more tokens than this never wait for one character. */
 const CHARACTER_TOKENS = 4;
-/** Tokens that end in what may be a half character, above which the window is cut. */
+/** The window is cut once more tokens than this end in a possible half character. */
 const WINDOW_TOKENS = 64;
 
 /** Text of token ids, without special tokens. */
@@ -24,7 +24,7 @@ export class Detokeniser {
 
   constructor(private readonly decode: Decode) {}
 
-  /** A copy that goes on from here on its own. */
+  /** Return an independent copy of the present state. */
   fork(): Detokeniser {
     const copy = new Detokeniser(this.decode);
     copy.context = [...this.context];
@@ -33,7 +33,7 @@ export class Detokeniser {
     return copy;
   }
 
-  /** The text that `token` completes, "" where it ends inside a character. */
+  /** Return the text that `token` completes, "" if it ends inside a character. */
   push(token: number): string {
     this.pending.push(token);
     const text = this.decode([...this.context, ...this.pending]);
@@ -51,14 +51,14 @@ export class Detokeniser {
     return piece;
   }
 
-  /** The rest at the end of the answer. Bytes that never became a character are dropped. */
+  /** Return the rest at the end of the answer. Bytes that never became a character are dropped. */
   flush(): string {
     return this.decode([...this.context, ...this.pending])
       .replace(/\ufffd+$/, "")
       .slice(this.sent);
   }
 
-  /** Keep the last token alone where a character begins with it, so that the window stays short. */
+  /** Keep the last token alone if a character begins with it, so that the window stays short. */
   private cut(text: string): void {
     const last = this.decode(this.pending.slice(-1));
     if (!last.endsWith(REPLACEMENT)) return;
@@ -69,14 +69,14 @@ export class Detokeniser {
   }
 }
 
-/** Cuts text at the stop string that is complete first, wherever the borders of the pieces lie. */
+/** Cuts text at the stop string that is complete first, wherever it is split into pieces. */
 export class StopStrings {
   hit = false;
   private held = "";
 
   constructor(private readonly stops: readonly string[] = []) {}
 
-  /** A copy that goes on from here on its own. */
+  /** Return an independent copy of the present state. */
   fork(): StopStrings {
     const copy = new StopStrings(this.stops);
     copy.hit = this.hit;
@@ -84,7 +84,7 @@ export class StopStrings {
     return copy;
   }
 
-  /** Text that cannot belong to a stop string any more; "" once one was hit. */
+  /** Return text that can no longer belong to a stop string; "" once one was found. */
   push(piece: string): string {
     if (this.hit) return "";
     const text = this.held + piece;
@@ -100,7 +100,7 @@ export class StopStrings {
     return text.slice(0, sure);
   }
 
-  /** The text held back, once no more can come. */
+  /** Return the text held back, once no more can come. */
   flush(): string {
     const held = this.held;
     this.held = "";
@@ -108,7 +108,7 @@ export class StopStrings {
   }
 }
 
-/** Length of the longest end of `text` that `stop` begins with, less than the whole of it. */
+/** Return the length of the longest end of `text` that begins `stop`, less than all of `stop`. */
 function overlap(text: string, stop: string): number {
   let length = Math.min(text.length, stop.length - 1);
   while (length > 0 && !text.endsWith(stop.slice(0, length))) length--;

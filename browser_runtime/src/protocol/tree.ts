@@ -15,9 +15,9 @@ export class TreeError extends Error {}
 /** tokens[i] is node i's token id, parents[i] its parent node or ROOT. Throws TreeError. */
 export class TokenTree {
   static readonly EMPTY = new TokenTree();
-  /** Per node its level, children of the root being on level 1. */
+  /** The level of each node; children of the root are on level 1. */
   readonly depths: readonly number[];
-  /** Token -> node, of the root's children at 0 and of node i's at i + 1. */
+  /** Token -> node: for the root's children at 0, for node i's at i + 1. */
   private readonly children: readonly ReadonlyMap<number, number>[];
 
   constructor(
@@ -55,7 +55,7 @@ export class TokenTree {
     return this.tokens.length;
   }
 
-  /** The first `nodes` nodes of at most `depth` levels; parents come along, as they come first. */
+  /** The first `nodes` nodes of at most `depth` levels; parents are included, as they come first. */
   pruned(nodes: number, depth: number): TokenTree {
     const kept = this.tokens.map((_, node) => node).filter(node => this.depths[node] <= depth);
     kept.length = Math.min(kept.length, Math.max(0, nodes));
@@ -84,7 +84,7 @@ export function pathTo(node: number, parents: readonly number[]): number[] {
   return nodes.reverse();
 }
 
-/** The parents of the nodes `kept`, as the places that these have in `kept`. */
+/** Return the parents of the nodes `kept`, as indices into `kept`. */
 export function renumbered(kept: readonly number[], parents: readonly number[]): number[] {
   const place = new Map<number, number>([[ROOT, ROOT]]);
   for (const [index, node] of kept.entries()) place.set(node, index);

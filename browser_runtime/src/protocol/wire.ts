@@ -22,7 +22,7 @@ const MAX_TOKENS = 1 << 17;
 /** A frame that cannot be understood: truncated, out of range, wrong type, broken padding. */
 export class WireError extends Error {}
 
-/** Checks one field; its MessagePack bytes. */
+/** Checks one field and encodes it in MessagePack. */
 interface Kind {
   check(value: unknown): unknown;
   pack(value: never): Uint8Array;
@@ -47,7 +47,7 @@ function int(least: number, most: number, fallback?: number): Kind {
   return { check, pack: packed, fallback };
 }
 
-/** most: characters, as code points. */
+/** most: code points at most. */
 function text(most: number, fallback?: string): Kind {
   const check = (value: unknown) => {
     if (typeof value === "string" && (value.length <= most || [...value].length <= most)) return value;
@@ -82,7 +82,7 @@ const flag: Kind = {
   fallback: false,
 };
 
-/** [temperature, top_k, top_p, min_p, seed]; the fractions travel as float64 even where they are whole. */
+/** [temperature, top_k, top_p, min_p, seed]; fractions are float64 even if they are whole. */
 const sampling: Kind = {
   check: value => {
     if (!Array.isArray(value)) throw wrong("sampling parameters", value);
@@ -131,7 +131,7 @@ const hash = text(64);
 const ids = bytes(0, 4 * MAX_TOKENS);
 const anyBytes = bytes(0, MAX_SERVER_FRAME);
 
-/** Of each message its number and its fields, in the order in which they travel. */
+/** The number and the fields of each message, in the order of the wire. */
 const SCHEMAS: Record<Message["type"], [number, Record<string, Kind>]> = {
   Hello: [1, { protocol: int(1, 65535), targetHash: hash, drafterHash: hash, client: text(128, ""), arithmetic }],
   Welcome: [
@@ -193,7 +193,7 @@ function joined(parts: readonly Uint8Array[]): Uint8Array {
   return whole;
 }
 
-/** The frame size that `size` bytes are padded to: steps of 64 up to 1 KiB, then of 512. */
+/** Return the frame size that `size` bytes are padded to: steps of 64 up to 1 KiB, then of 512. */
 export function bucket(size: number): number {
   const step = size <= 1024 ? 64 : 512;
   return Math.ceil(size / step) * step;

@@ -2,7 +2,7 @@
 
 import type { TargetShape } from "../bundle/understudyStore.js";
 
-/** Rows of the pool that lie together, head by head. */
+/** Rows in a block of the pool; within a block, rows of one head are contiguous. */
 export const POOL_BLOCK = 64;
 
 /** An input of a graph, row-major. */
@@ -11,7 +11,7 @@ export type Input =
   | { type: "float32"; data: Float32Array; dims: number[] }
   | { type: "float64"; data: Float64Array; dims: number[] };
 
-/** A step's inputs beside the pool, by name. blocks: how much of the pool it reads and writes. */
+/** A step's inputs beside the pool, by name. blocks: the part of the pool that it reads and writes. */
 export interface Feed {
   blocks: number;
   inputs: Record<string, Input>;

@@ -15,13 +15,13 @@ import dev.outrider.app.chat.ChatState
 import dev.outrider.app.chat.Turn
 import dev.outrider.app.chat.USER
 
-/** Lines of the question that are seen at once. */
+/** Most visible lines of the question. */
 private const val LINES = 5
 
-/** Milliseconds until it is looked again whether text is still selected. */
+/** Milliseconds between checks whether text is still selected. */
 private const val SELECTED = 500L
 
-/** The conversation. It only shows: the answer lives in [OutriderApp] and goes on behind a turned or closed screen. */
+/** The conversation's screen. The answer lives in [OutriderApp] and continues when the screen is turned or closed. */
 class ChatActivity : Screen() {
     private val badge by lazy { view<TextView>(R.id.badge) }
     private val problem by lazy { view<TextView>(R.id.problem) }
@@ -33,7 +33,7 @@ class ChatActivity : Screen() {
     private val send by lazy { view<Button>(R.id.send) }
     private val words by lazy { Words(this) }
 
-    /** What the views below the legend show, and whether it is done; null: nothing yet. */
+    /** The turns in the views below the legend, and whether they are complete; null: empty. */
     private val shown = mutableListOf<Pair<Turn, Boolean>?>()
     private val again = Runnable { show(app.session.state.value) }
 
@@ -46,7 +46,7 @@ class ChatActivity : Screen() {
         }
         view<View>(R.id.clear).setOnClickListener { app.session.clear() }
         send.setOnClickListener { if (app.session.state.value.answering) app.session.stop() else ask() }
-        // To Android this is one line, which wraps: in a field of several lines Enter would not send.
+        // For Android this is one line, which wraps: in a field of several lines Enter would not send.
         question.setHorizontallyScrolling(false)
         question.maxLines = LINES
         question.setOnEditorActionListener { _, action, key ->
@@ -82,8 +82,8 @@ class ChatActivity : Screen() {
     }
 
     /**
-     * Touches only the views whose turn is another than before, and none in which text is selected. A screen reader
-     * gets a description of an answer that is done; before, it reads the text as it stands.
+     * Update the views whose turn has changed, except those with selected text. A screen reader gets the description of
+     * a complete answer; of an incomplete one it reads the plain text.
      */
     private fun showTurns(turns: List<Pair<Turn, Boolean>>) {
         if (turns == shown) return
@@ -107,7 +107,7 @@ class ChatActivity : Screen() {
             if (turn.role == USER) view.setBackgroundResource(R.drawable.question) else view.background = null
         }
         while (list.childCount > first + turns.size) list.removeViewAt(list.childCount - 1)
-        if (atEnd) scroll.post { scroll.scrollTo(0, list.height) } // follow the text, unless somebody reads above
+        if (atEnd) scroll.post { scroll.scrollTo(0, list.height) } // follow the text, unless the user has scrolled up
     }
 
     /** Setting the same text again would make a screen reader speak it again. */

@@ -32,7 +32,7 @@ class AssetBundle(private val assets: AssetManager) : BundleSource {
     }
 }
 
-/** Room on the disk that holds [folder], and in memory. */
+/** Return the free space on the disk of [folder], and in memory. */
 fun Context.spaceFor(folder: File): Space {
     val memory = ActivityManager.MemoryInfo()
     (getSystemService(Context.ACTIVITY_SERVICE) as ActivityManager).getMemoryInfo(memory)
@@ -40,7 +40,7 @@ fun Context.spaceFor(folder: File): Space {
     return Space(folder.usableSpace, memory.availMem, memory.lowMemory)
 }
 
-/** Calls [tell] with whether there is any network, now and whenever one comes or goes, while the process lives. */
+/** Call [tell] with whether there is a network, now and after every change, while the process lives. */
 fun watchNetwork(context: Context, tell: (Boolean) -> Unit) {
     val manager = context.getSystemService(Context.CONNECTIVITY_SERVICE) as ConnectivityManager
     tell(manager.activeNetwork != null)

@@ -21,19 +21,19 @@ import kotlinx.coroutines.flow.StateFlow
 import kotlinx.coroutines.flow.asStateFlow
 import kotlinx.coroutines.launch
 
-/** A bundle that the user picked, on its way to the app's private files. */
+/** The state of copying a picked bundle to the app's private files. */
 sealed interface Pick {
     object None : Pick
 
     object Copying : Pick
 
-    /** name: what [Settings.bundle] takes. */
+    /** name: the value for [Settings.bundle]. */
     class Done(val name: String) : Pick
 
     class Failed(val text: String) : Pick
 }
 
-/** Holds what outlives an Activity: the conversation, the settings, the bundle. */
+/** Holds everything that outlives an Activity: the conversation, the settings, the bundle. */
 class OutriderApp : Application() {
     private val scope = CoroutineScope(SupervisorJob() + Dispatchers.Default)
     private val store by lazy { SettingsStore(this) }
@@ -61,7 +61,7 @@ class OutriderApp : Application() {
         if (level == TRIM_MEMORY_UI_HIDDEN) session.visible(false) else session.trimMemory()
     }
 
-    /** Keep [settings] and continue with them. token: a new one; empty: forget the stored one; null: leave it. */
+    /** Save [settings] and continue with them. token: a new one; empty: forget the stored one; null: keep it. */
     fun save(settings: Settings, token: String?) {
         unpick()
         open {
@@ -70,12 +70,15 @@ class OutriderApp : Application() {
         }
     }
 
-    /** Forget what became of the last pick. */
+    /** Forget the result of the last pick. */
     fun unpick() {
         pickNow.value = Pick.None
     }
 
-    /** Copy the zipped bundle at [uri] to the app's files, if it is one and there is room. [pick] tells how it went. */
+    /**
+     * Copy the zipped bundle at [uri] to the app's files, if it is valid and there is room. [pick] has the progress and
+     * the result.
+     */
     fun install(uri: Uri) {
         pickNow.value = Pick.Copying
         scope.launch(Dispatchers.IO) {
@@ -88,7 +91,7 @@ class OutriderApp : Application() {
         }
     }
 
-    /** Whatever fails in here shows as the conversation's problem. */
+    /** A failure in here is shown as the conversation's problem. */
     private fun open(prepare: () -> Unit = {}) = session.open {
         prepare()
         val settings = store.read()

@@ -22,11 +22,11 @@ abstract class Screen : Activity() {
 
     protected val app get() = application as OutriderApp
 
-    /** The view of the layout with this id. The framework's own call takes a type in newer SDKs alone. */
+    /** Return the view of the layout with this id. The framework's own call has a type parameter only in newer SDKs. */
     @Suppress("UNCHECKED_CAST")
     protected fun <V : View> view(id: Int): V = findViewById(id) as V
 
-    /** Call [show] on the main thread for every value of [flow] until the screen is hidden. Call it in onStart. */
+    /** Call [show] on the main thread for every value of [flow] until the screen is hidden. To be called in onStart. */
     protected fun <T> follow(flow: Flow<T>, show: (T) -> Unit): Job = scope.launch { flow.collect { show(it) } }
 
     override fun onStart() {

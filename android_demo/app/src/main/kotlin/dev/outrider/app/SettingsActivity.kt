@@ -28,7 +28,7 @@ private val UNDERSTUDIES = mapOf(
     R.id.understudy_off to UnderstudyUse.OFF,
 )
 
-/** Server, token, policy and bundle. Nothing is kept until Save. */
+/** Server, token, policy and bundle. Nothing changes until Save. */
 class SettingsActivity : Screen() {
     private val server by lazy { view<EditText>(R.id.server) }
     private val token by lazy { view<EditText>(R.id.token) }
@@ -41,7 +41,7 @@ class SettingsActivity : Screen() {
     private val executorch by lazy { view<Switch>(R.id.executorch) }
     private val save by lazy { view<View>(R.id.save) }
 
-    /** Of the bundle that was picked; null: the app's own. */
+    /** Name of the picked bundle; null: the app's own. */
     private var bundleName: String? = null
 
     override fun onCreate(state: Bundle?) {

@@ -21,7 +21,7 @@ private const val ALIAS = "outrider-token"
 private const val CIPHER = "AES/GCM/NoPadding"
 private const val TAG_BITS = 128
 
-/** The settings in the app's private preferences. Blocks: not for the main thread. */
+/** The settings in the app's private preferences. Blocks: do not use it on the main thread. */
 class SettingsStore(context: Context) {
     private val preferences = context.getSharedPreferences("settings", Context.MODE_PRIVATE)
 
@@ -44,7 +44,7 @@ class SettingsStore(context: Context) {
             .putBoolean("executorch", settings.executorch).commit()
     }
 
-    /** null: there is none, or the key store has lost its key. */
+    /** Return the stored token; null: there is none, or the key store has lost its key. */
     fun readToken(): String? {
         val stored = preferences.getString("token", null) ?: return null
         return try {
@@ -55,14 +55,17 @@ class SettingsStore(context: Context) {
             String(cipher.doFinal(bytes, 1 + ivSize, bytes.size - 1 - ivSize), Charsets.UTF_8)
         } catch (_: GeneralSecurityException) {
             null
-        } catch (_: ProviderException) { // how key stores report what is their own
+        } catch (_: ProviderException) { // how key stores report their own errors
             null
         } catch (_: IllegalArgumentException) {
             null
         }
     }
 
-    /** Empty: forget it. Raises [GeneralSecurityException] or [ProviderException] if the key store fails. */
+    /**
+     * Store the token; empty: forget it. Raises [GeneralSecurityException] or [ProviderException] if the key store
+     * fails.
+     */
     fun writeToken(token: String) {
         if (token.isEmpty()) {
             preferences.edit().remove("token").commit()
@@ -74,7 +77,7 @@ class SettingsStore(context: Context) {
         preferences.edit().putString("token", Base64.encodeToString(bytes, Base64.NO_WRAP)).commit()
     }
 
-    /** Made on first use; it never leaves the key store. */
+    /** Return the key, which is made on first use and never leaves the key store. */
     private fun key(): SecretKey {
         val store = KeyStore.getInstance(KEYSTORE).apply { load(null) }
         (store.getKey(ALIAS, null) as? SecretKey)?.let { return it }

@@ -24,11 +24,11 @@ import dev.outrider.app.chat.shape
 import dev.outrider.app.chat.spoken
 import java.io.IOException
 
-/** Plain values as the app's words, colours and shapes. */
+/** Turns plain values into the app's words, colours and shapes. */
 class Words(private val context: Context) {
     private val numbers get() = Numbers(context.resources.configuration.locale)
 
-    /** Describes an error in one line that says what to do, as the library's own errors do already. */
+    /** Describe an error in one line that says what to do, like the library's own errors. */
     fun problem(error: Exception): String = when (error) {
         is NoRoom -> when (val room = error.room) {
             is Room.NoDisk -> context.getString(R.string.no_disk, bytes(room.missing))
@@ -67,7 +67,7 @@ class Words(private val context: Context) {
         numbers.count(figures.rolledBack),
     )
 
-    /** With every kind in its colour and shape. */
+    /** Return the text with every kind in its colour and shape. */
     fun drawn(pieces: List<Piece>): CharSequence {
         val marked = marked(pieces)
         val text = SpannableString(marked.text)
@@ -77,7 +77,7 @@ class Words(private val context: Context) {
         return text
     }
 
-    /** A line for each kind, in its colour and shape. */
+    /** Return a line for each kind, in its colour and shape. */
     fun legend(): CharSequence = drawn(
         Kind.entries.flatMapIndexed { index, kind ->
             listOfNotNull(Piece(Kind.VERIFIED, "\n").takeIf { index > 0 }, Piece(kind, name(kind)))

@@ -9,15 +9,15 @@ import dev.outrider.core.drafting.NoDrafter
 import java.io.File
 
 /**
- * What can run an engine's file. probe: a class of its library; artifact: what an app adds to have it; open: touches
- * the library, so it is called only where [probe] is there.
+ * A library that can run an engine's file. probe: a class of the library; artifact: the dependency that an app adds for
+ * it; open: uses the library, so it is called only if [probe] exists.
  */
 private class Runtime(
     val probe: String,
     val artifact: String,
     val open: (file: File, bundle: Bundle, maxWidth: Int, threads: Int) -> Engine,
 ) {
-    /** Whether the app ships the library. Loads nothing of it. */
+    /** Whether the app ships the library. Does not load it. */
     val present: Boolean
         get() = try {
             Class.forName(probe, false, Runtime::class.java.classLoader)
@@ -27,21 +27,21 @@ private class Runtime(
         }
 }
 
-/** By the manifest's name, best first. */
+/** By name in the manifest, best first. */
 private val RUNTIMES = mapOf(
     "onnx" to Runtime("ai.onnxruntime.OrtEnvironment", "com.microsoft.onnxruntime:onnxruntime-android", ::OnnxEngine),
     "executorch" to Runtime("org.pytorch.executorch.Module", "org.pytorch:executorch-android", ::ExecuTorchEngine),
 )
 
 /**
- * Opens engine [name] of [bundle]: a key of its manifest's engines. null: the first that the app ships a library for,
- * ONNX Runtime before ExecuTorch. [NoDrafter] for a bundle without a drafter.
+ * Open engine [name] of [bundle], a key of its manifest's engines; null: the first with a library in the app, ONNX
+ * Runtime before ExecuTorch. Returns [NoDrafter] for a bundle without a drafter.
  *
- * threads: of one step; 0 leaves the choice to the library. ExecuTorch has one thread pool for the whole process, which
- * is set anew here. An app may ship one library alone; nothing of the other is touched.
+ * threads: of one step; 0: the library's choice. ExecuTorch has one thread pool for the whole process, which is set
+ * here. An app may ship only one library; the other is not touched.
  *
- * Reads and packs the weights, which takes tens of milliseconds and more: not for an app's main thread. Raises
- * [BundleError] where the bundle does not hold the engine, [EngineError] where it cannot be run here.
+ * Reads and packs the weights, which takes tens of milliseconds or more: do not call it on an app's main thread. Raises
+ * [BundleError] if the bundle lacks the engine, [EngineError] if it cannot run here.
  */
 public fun openEngine(bundle: Bundle, name: String? = null, threads: Int = 2): Engine {
     require(threads >= 0) { "threads must be 0 or more, not $threads" }
@@ -61,7 +61,7 @@ public fun openEngine(bundle: Bundle, name: String? = null, threads: Int = 2): E
     val file = File(bundle.folder, entry.file)
     return try {
         runtime.open(file, bundle, entry.maxWidth, threads)
-    } catch (error: LinkageError) { // no native library for this processor, or one that the system does not load
+    } catch (error: LinkageError) { // no native library for this processor, or the system does not load it
         val reason = oneLine(error)
         throw EngineError("${runtime.artifact} does not load here: $reason; ship its natives for this ABI", error)
     }
@@ -70,7 +70,7 @@ public fun openEngine(bundle: Bundle, name: String? = null, threads: Int = 2): E
 /** Whether the app ships the library that runs engines of this [name]. */
 internal fun hasRuntime(name: String): Boolean = RUNTIMES[name]?.present == true
 
-/** The error's text without line breaks; libraries add hints and stack traces below. */
+/** Return the error's text without line breaks; libraries add hints and stack traces below. */
 internal fun oneLine(error: Throwable): String =
     error.message?.split(Regex("\\s+"))?.joinToString(" ")?.trim()?.take(300)
         ?: error.cause?.let(::oneLine) ?: error.javaClass.simpleName

@@ -14,14 +14,14 @@ import org.pytorch.executorch.EValue
 import org.pytorch.executorch.Module
 import org.pytorch.executorch.Tensor
 
-/** Additive mask value of a key that no query sees. */
+/** Additive mask value that hides a key from a query. */
 private const val MASKED = -1e9f
 
 /**
  * Runs a .pte file of a bundle with ExecuTorch. Opened by [openEngine].
  *
- * The file is mapped into memory. Inputs are read where the drafter keeps them; the native halves of a step's tensors
- * are freed by the garbage collector, as the library has it.
+ * The file is mapped into memory. Inputs are read in place; the garbage collector frees the native halves of a step's
+ * tensors, as the library requires.
  */
 internal class ExecuTorchEngine internal constructor(
     file: File,
@@ -38,11 +38,11 @@ internal class ExecuTorchEngine internal constructor(
     private val wanted = Longs(maxWidth)
     private val mask = Floats()
 
-    /** Stands for no past: one row that is masked, as XNNPACK knows no empty tensors. */
+    /** Replaces an empty past: one masked row, as XNNPACK supports no empty tensors. */
     private val nothing =
         ByteBuffer.allocateDirect(4 * widths.saValues(1)).order(ByteOrder.nativeOrder()).asFloatBuffer()
 
-    /** Raises [IllegalArgumentException] on a step that does not fit the graph, [EngineError] where it fails. */
+    /** Raises [IllegalArgumentException] on a step that does not fit the graph, [EngineError] if it fails. */
     @Synchronized
     override fun step(step: DraftStep): StepResult {
         check(!closed) { "the engine is closed" }
@@ -66,7 +66,7 @@ internal class ExecuTorchEngine internal constructor(
         return StepResult(logits, keys, values)
     }
 
-    /** Waits for a step that is under way. The engine cannot be used any more; closing again does nothing. */
+    /** Wait for a running step. Afterwards the engine is unusable; closing it again does nothing. */
     @Synchronized
     override fun close() {
         if (!closed) module.close()

@@ -18,8 +18,8 @@ import java.nio.LongBuffer
 /**
  * Runs an ONNX file of a bundle with ONNX Runtime on the CPU. Opened by [openEngine].
  *
- * The file is loaded by its path: its large weights stand in a file beside it, which the library maps into memory.
- * Inputs are read where the drafter keeps them, outputs written into memory that every step uses again.
+ * The file is loaded by its path: its large weights are in a file beside it, which the library maps into memory. Inputs
+ * are read in place, outputs are written into memory that steps reuse.
  */
 internal class OnnxEngine internal constructor(
     file: File,
@@ -40,7 +40,7 @@ internal class OnnxEngine internal constructor(
     private val newKeys = Floats()
     private val newValues = Floats()
 
-    /** Raises [IllegalArgumentException] on a step that does not fit the graph, [EngineError] where it fails. */
+    /** Raises [IllegalArgumentException] on a step that does not fit the graph, [EngineError] if it fails. */
     @Synchronized
     override fun step(step: DraftStep): StepResult {
         check(!closed) { "the engine is closed" }
@@ -86,7 +86,7 @@ internal class OnnxEngine internal constructor(
         }
     }
 
-    /** Waits for a step that is under way. The engine cannot be used any more; closing again does nothing. */
+    /** Wait for a running step. Afterwards the engine is unusable; closing it again does nothing. */
     @Synchronized
     override fun close() {
         if (!closed) session.close()

@@ -17,10 +17,10 @@ import java.nio.FloatBuffer
 import java.nio.LongBuffer
 
 /**
- * The understudy of [bundle], for [dev.outrider.core.runtime.EdgeRuntime]; null if its manifest names none that runs
- * here. Its folder may come later. Nothing is loaded before the understudy is used.
+ * Return the understudy of [bundle], for [dev.outrider.core.runtime.EdgeRuntime]; null if its manifest names none that
+ * runs here. Its folder may arrive later. Nothing is loaded before the understudy is used.
  *
- * threads: of one step; 0 leaves the choice to the library.
+ * threads: of one step; 0: the library's choice.
  */
 public fun openUnderstudy(bundle: Bundle, threads: Int = 2): Understudy? {
     require(threads >= 0) { "threads must be 0 or more, not $threads" }
@@ -36,7 +36,7 @@ public fun openUnderstudy(bundle: Bundle, threads: Int = 2): Understudy? {
 
 /**
  * Runs a target's graph (`outrider_core/targets/graph.py`) for one text of at most [maxContext] tokens. Keys and values
- * stay where the graph wrote them; their memory grows with the text. Raises [EngineError] if it does not load.
+ * stay in the graph's pool, which grows with the text. Raises [EngineError] if it does not load.
  */
 internal class OnnxUnderstudy(target: TargetBundle, private val maxContext: Int, threads: Int) : UnderstudyModel {
     private val feeds = TargetFeeds(target.shape)

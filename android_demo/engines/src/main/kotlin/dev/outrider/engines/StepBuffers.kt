@@ -13,7 +13,7 @@ internal val INPUTS =
     listOf("tokens", "positions", "wanted", "sa_mask", "sa_keys", "sa_values", "row_keys", "row_values")
 internal val OUTPUTS = listOf("logits", "new_keys", "new_values")
 
-/** Widths of one row, in values, of what a bundle's steps read and write. */
+/** Widths of one row, in values, of the inputs and outputs of a bundle's steps. */
 internal class Widths(manifest: Manifest, val maxWidth: Int, val vocab: Int) {
     val saHeads = manifest.saKvHeads.toLong()
     val rowHeads = manifest.caKvHeads.toLong()
@@ -24,7 +24,7 @@ internal class Widths(manifest: Manifest, val maxWidth: Int, val vocab: Int) {
     /** Values of the keys (or values) of [tokens] tokens. */
     fun saValues(tokens: Int) = tokens * saRow
 
-    /** Raises [IllegalArgumentException] on a step that the graph does not take. */
+    /** Raise [IllegalArgumentException] on a step that does not fit the graph. */
     fun check(step: DraftStep) {
         val size = step.tokens.size
         require(size in 1..maxWidth) { "a step takes 1 to $maxWidth tokens, not $size" }
@@ -44,17 +44,17 @@ internal class Widths(manifest: Manifest, val maxWidth: Int, val vocab: Int) {
     }
 }
 
-/** Direct memory that is used again by every step and grows with the largest one. */
+/** Direct memory that steps reuse; it grows with the largest one. */
 internal class Floats {
     private var data = floats(0)
 
-    /** Room for [count] values, from the start of the memory; what was there before is overwritten. */
+    /** Return room for [count] values, from the start of the memory; earlier values are overwritten. */
     fun take(count: Int): FloatBuffer {
         if (data.capacity() < count) data = floats(maxOf(count, 2 * data.capacity()))
         return data.duplicate().also { (it as Buffer).limit(count) }.slice()
     }
 
-    /** The same, holding [values]. */
+    /** Return the same, filled with [values]. */
     fun hold(values: FloatArray): FloatBuffer = take(values.size).also {
         it.put(values)
         (it as Buffer).rewind()
@@ -63,7 +63,7 @@ internal class Floats {
     private fun floats(count: Int) = ByteBuffer.allocateDirect(4 * count).order(ByteOrder.nativeOrder()).asFloatBuffer()
 }
 
-/** Like [Floats]: whole numbers, at most [most]. */
+/** Like [Floats], for whole numbers, at most [most]. */
 internal class Longs(most: Int) {
     private val data = ByteBuffer.allocateDirect(8 * most).order(ByteOrder.nativeOrder()).asLongBuffer()
 
@@ -73,5 +73,5 @@ internal class Longs(most: Int) {
     }.slice()
 }
 
-/** All of the buffer's values in an array of their own. */
+/** Copy the buffer's values to an array. */
 internal fun FloatBuffer.toArray(): FloatArray = FloatArray(remaining()).also { get(it) }

@@ -11,13 +11,13 @@ import java.nio.DoubleBuffer
 import java.nio.FloatBuffer
 import java.nio.LongBuffer
 
-/** Rows of the pool that lie together, head by head. */
+/** Rows in a block of the pool; within a block, rows of one head are contiguous. */
 private const val POOL_BLOCK = 64
 
 /** An input of a graph, row-major. data: a [LongBuffer], [FloatBuffer] or [DoubleBuffer]. */
 internal class Input(val data: Buffer, val shape: LongArray)
 
-/** A step's inputs beside the pool, by name; [blocks]: how much of the pool it reads and writes. */
+/** A step's inputs beside the pool, by name; [blocks]: the part of the pool that it reads and writes. */
 internal class Feed(val blocks: Int, val inputs: Map<String, Input>)
 
 /** The inputs of a target graph for one text that begins at the pool's first row (`outrider_core/targets/batch.py`). */
@@ -72,7 +72,7 @@ internal class TargetFeeds(private val shape: TargetShape) {
 
 /**
  * Keys and values of one text, `[blocks, kvHeads, POOL_BLOCK, headDim]` for each layer, which the graph writes in
- * place. The memory grows by doubling.
+ * place. Its memory grows by doubling.
  */
 internal class TargetPool(private val shape: TargetShape, private val environment: OrtEnvironment) : Closeable {
     private val names = (0 until shape.layers).flatMap { listOf("keys_$it", "values_$it") }
@@ -82,7 +82,7 @@ internal class TargetPool(private val shape: TargetShape, private val environmen
     private var bound = emptyMap<String, OnnxTensor>()
     private var boundBlocks = 0
 
-    /** The first [blocks] of every layer, by the graph's names; they stay this pool's. */
+    /** Return the first [blocks] of every layer, by the graph's names; the pool still owns them. */
     fun of(blocks: Int): Map<String, OnnxTensor> {
         if (blocks == boundBlocks) return bound
         close()

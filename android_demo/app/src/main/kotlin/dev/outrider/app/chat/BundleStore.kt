@@ -16,17 +16,17 @@ private const val PART = ".part"
 class NoRoom(val room: Room) : Exception("no room: $room")
 
 /**
- * The bundles that the app has copied to its private files, one folder each under [root]. A folder is complete or not
- * there: copies grow aside and are renamed when every byte has its hash.
+ * The bundles that the app has copied to its private files, one folder each under [root]. A folder is complete or
+ * missing: copies are made in another folder and renamed once every hash is checked.
  */
 class BundleStore(val root: File) {
-    /** The folder of bundle [name], as [install] named it; null if it is gone. */
+    /** Return the folder of bundle [name], as [install] named it; null if it is gone. */
     fun find(name: String): File? = File(root, name).takeIf { File(it, MANIFEST).isFile }
 
     /**
-     * The folder with the bundle of [source], and with its understudy where [source] has that, copied as far as they
-     * are not there yet. [room] is asked before the first byte is written. May take seconds. Raises [BundleError] for
-     * what is not a bundle, [NoRoom], or [IOException].
+     * Return the folder with the bundle of [source], and with its understudy if [source] has one. Missing parts are
+     * copied. [room] is called before the first byte is written. May take seconds. Raises [BundleError] if it is not a
+     * bundle, [NoRoom], or [IOException].
      */
     fun install(source: BundleSource, room: (Needs) -> Room): File {
         val text = source.manifest() ?: throw BundleError("the file is not a zipped bundle: it has no $MANIFEST")
@@ -51,7 +51,10 @@ class BundleStore(val root: File) {
         return folder
     }
 
-    /** The part of [source]'s understudy to copy into [bundle]; null if it is there, or not in the source. */
+    /**
+     * Return the part of [source]'s understudy to copy into [bundle]; null if it is there already, or not in the
+     * source.
+     */
     private fun understudyOf(source: BundleSource, entry: Listing.Understudy, bundle: File): Copied? {
         if (File(File(bundle, entry.folder), MANIFEST).isFile) return null
         val text = source.manifest(entry.folder) ?: return null
@@ -59,7 +62,7 @@ class BundleStore(val root: File) {
         return Copied(entry.folder, text, Listing.parse(text))
     }
 
-    /** The space that the bundle in [folder] takes. Raises [BundleError]. */
+    /** Return the space that the bundle in [folder] takes. Raises [BundleError]. */
     fun needs(folder: File): Needs = Listing.parse(File(folder, MANIFEST).readText()).needs
 
     /** Delete every bundle but [used]. */
@@ -74,7 +77,7 @@ class BundleStore(val root: File) {
             for ((name, entry) in part.listing.files) left[part.path(name)] = entry
         }
         source.read { path, stream ->
-            // what lies in another folder than an understudy's is the bundle's own
+            // files in other folders than the understudy's belong to the bundle itself
             val known = if (path in left) path else path.substringAfterLast('/')
             left.remove(known)?.let { copy(stream, File(to, known), it) }
         }
@@ -95,7 +98,7 @@ class BundleStore(val root: File) {
             while (true) {
                 val count = stream.read(buffer).takeIf { it >= 0 } ?: break
                 bytes += count
-                if (bytes > entry.bytes) break // whatever more comes is not this file
+                if (bytes > entry.bytes) break // further bytes do not belong to this file
                 hash.update(buffer, 0, count)
                 out.write(buffer, 0, count)
             }
@@ -114,7 +117,7 @@ class BundleStore(val root: File) {
     private fun ByteArray.hex() = joinToString("") { (it.toInt() and 0xFF).toString(16).padStart(2, '0') }
 }
 
-/** A folder that is to be copied. folder: "" for the bundle's own, else the name of one in it. */
+/** A folder to copy. folder: "" for the bundle's own, otherwise the name of one in it. */
 private class Copied(val folder: String, val text: String, val listing: Listing) {
     fun within(bundle: File) = if (folder.isEmpty()) bundle else File(bundle, folder)
 
@@ -123,17 +126,17 @@ private class Copied(val folder: String, val text: String, val listing: Listing)
 
 /** The source of a bundle. */
 interface BundleSource {
-    /** The text of the bundle's manifest.json, or of that in the bundle's [folder]; null if there is none. */
+    /** Return the text of manifest.json in the bundle, or in its [folder]; null if there is none. */
     fun manifest(folder: String = ""): String?
 
     /**
-     * Hands every file to [take], in any order; the stream is valid during the call alone. path: the file's name,
-     * behind the name of the folder that it lies in, if there is one.
+     * Pass every file to [take], in any order; the stream is valid only during the call. path: the file's name, after
+     * the name of its folder, if it is in one.
      */
     fun read(take: (path: String, stream: InputStream) -> Unit)
 }
 
-/** Reads at most as much as a manifest may have. */
+/** Read a manifest, but no more than its largest size. */
 internal fun manifestText(stream: InputStream): String {
     val buffer = ByteArray(MANIFEST_BYTES)
     var size = 0

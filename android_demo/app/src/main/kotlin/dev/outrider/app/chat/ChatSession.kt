@@ -27,9 +27,9 @@ import kotlinx.coroutines.withContext
 /**
  * A conversation that outlives screens and, through its [journal], the process.
  *
- * Nothing here blocks its caller: bundles are opened, answers followed and files written on other threads. Every
- * change shows in [state]. explain: one line for people; answerTokens: verified ones of one answer at most; now:
- * seconds on a monotonic clock.
+ * Nothing here blocks its caller: bundles are opened, answers followed and files written on other threads. [state] has
+ * every change. explain: describes an error in one line for people; answerTokens: most verified tokens of one answer;
+ * now: seconds on a monotonic clock.
  */
 class ChatSession(
     private val scope: CoroutineScope,
@@ -41,7 +41,7 @@ class ChatSession(
     private val mutable = MutableStateFlow(ChatState())
     val state: StateFlow<ChatState> = mutable.asStateFlow()
 
-    private val turn = Mutex() // opening, closing and asking happen one after another
+    private val turn = Mutex() // opening, closing and asking take turns
     private val saves = Channel<Entry>(Channel.CONFLATED)
     @Volatile
     private var opened: Opened? = null
@@ -65,8 +65,8 @@ class ChatSession(
     }
 
     /**
-     * Open what [opener] opens in place of what is open now, and continue the answer that was on its way. What
-     * [opener] throws shows as the state's problem.
+     * Replace the open runtime by that of [opener], and continue the answer in progress. An exception of [opener]
+     * becomes the state's problem.
      */
     fun open(opener: () -> Opened) = scope.launch(Dispatchers.IO) {
         turn.withLock {
@@ -87,7 +87,7 @@ class ChatSession(
         }
     }
 
-    /** Ask; nothing happens while an answer is on its way or nothing is open. */
+    /** Ask a question; ignored while an answer is in progress or no runtime is open. */
     fun ask(question: String) = scope.launch(Dispatchers.Default) {
         turn.withLock {
             val open = opened ?: return@withLock
@@ -102,7 +102,7 @@ class ChatSession(
         }
     }
 
-    /** End the answer in progress; its text stays as it is. */
+    /** End the answer in progress; its text stays. */
     fun stop() = scope.launch(Dispatchers.Default) {
         turn.withLock {
             answer?.cancelAndJoin()
@@ -110,7 +110,7 @@ class ChatSession(
         }
     }
 
-    /** Begin anew: forget the conversation, here and on disk. */
+    /** Forget the conversation, here and on disk. */
     fun clear() = scope.launch(Dispatchers.Default) {
         turn.withLock {
             answer?.cancelAndJoin()
@@ -120,24 +120,24 @@ class ChatSession(
         }
     }
 
-    /** A network came or went; whether the system has one at all. */
+    /** Note that a network came or went. [online]: the system has one. */
     fun online(online: Boolean) {
         mutable.update { it.copy(online = online) }
         if (online) opened?.runtime?.networkChanged()
     }
 
-    /** Whether a screen of the app shows. Without one, the connection ends with the answer. */
+    /** Set whether a screen of the app is visible. Without one, the connection ends with the answer. */
     fun visible(visible: Boolean) {
         this.visible = visible
         opened?.runtime?.run { if (visible) foreground() else background() }
     }
 
-    /** The system is short of memory. */
+    /** Free memory, as the system is short of it. */
     fun trimMemory() {
         opened?.runtime?.trimMemory()
     }
 
-    /** Shows the journal's conversation, and takes note of its unfinished answer. */
+    /** Show the journal's conversation, and note its unfinished answer. */
     private fun restore() {
         restored = true
         val entry = journal.read() ?: return
@@ -149,7 +149,7 @@ class ChatSession(
         mutable.update { it.copy(turns = entry.turns, reply = reply) }
     }
 
-    /** Ends the answer in progress so that another runtime can continue it. */
+    /** End the answer in progress so that another runtime can continue it. */
     private suspend fun interrupt() {
         val record = opened?.runtime?.record?.toJson() ?: return
         val before = mutable.value
@@ -162,14 +162,17 @@ class ChatSession(
     private suspend fun resume(open: Opened, json: String) {
         val record = try {
             AnswerRecord.parse(json)
-        } catch (error: IllegalArgumentException) { // damaged: what is there stays, as it is marked
+        } catch (error: IllegalArgumentException) { // damaged: its text stays, with its marks
             keep()
             throw error
         }
         follow(open, Reply(kept = keptRanges(record, open.bundle::decode))) { open.runtime.resume(record) }
     }
 
-    /** Shows the events. fresh: what the first of them, which brings all text so far, changes; null: what is shown. */
+    /**
+     * Show the events. fresh: the reply that the first event, with all text so far, is applied to; null: the present
+     * one.
+     */
     private fun follow(open: Opened, fresh: Reply? = null, events: () -> Flow<Event>) {
         unfinished = null
         val traffic = open.runtime.traffic
@@ -207,7 +210,7 @@ class ChatSession(
         saves.trySend(Entry(state.turns, state.reply?.pieces().orEmpty(), runtime.record?.toJson()))
     }
 
-    /** The answer becomes a turn, as it stands. */
+    /** Make a turn of the answer as it is. */
     private suspend fun keep() {
         unfinished = null
         mutable.update { state ->
@@ -227,7 +230,7 @@ class ChatSession(
     }
 }
 
-/** The parts of the verified text that the target did not write. */
+/** Return the parts of the verified text that the target did not write. */
 internal fun keptRanges(record: AnswerRecord, decode: (List<Int>) -> String): List<IntRange> {
     fun length(tokens: Int) = decode(record.committed.take(tokens)).length
     return record.writers.filter { it.writer != Writer.TARGET && it.begin < record.committed.size }

@@ -10,7 +10,7 @@ const val ASSISTANT = "assistant"
 
 /** A turn of the conversation. */
 data class Turn(val role: String, val pieces: List<Piece>) {
-    /** Without what was taken back. */
+    /** The text without withdrawn pieces. */
     val text: String get() = pieces.filter { it.kind != Kind.WITHDRAWN }.joinToString("") { it.text }
 
     fun message() = ChatMessage(role, text)
@@ -47,8 +47,8 @@ data class ChatState(
 }
 
 /**
- * The last of [messages] whose prompt takes at most [room] tokens, as [size] counts them. The conversation begins with
- * a user's turn; a system's stays. At least the last message is left.
+ * Return the last of [messages] whose prompt takes at most [room] tokens, as counted by [size]. The conversation begins
+ * with a user's turn; a system's stays. At least the last message is kept.
  */
 fun fitting(messages: List<ChatMessage>, room: Int, size: (List<ChatMessage>) -> Int): List<ChatMessage> {
     val fixed = messages.takeWhile { it.role == "system" }

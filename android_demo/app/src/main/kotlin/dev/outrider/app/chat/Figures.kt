@@ -3,7 +3,7 @@ package dev.outrider.app.chat
 import java.text.NumberFormat
 import java.util.Locale
 
-/** Of one answer. tokens: verified; bytes: WebSocket frames; roundTrip: seconds, null: never connected. */
+/** Figures of one answer. tokens: verified; bytes: WebSocket frames; roundTrip: seconds, null: never connected. */
 data class Figures(
     val tokens: Int,
     val seconds: Double,
@@ -15,13 +15,13 @@ data class Figures(
     val tokensPerSecond: Double get() = if (seconds > 0) tokens / seconds else 0.0
 }
 
-/** Numbers for people, in their own digits and marks. The units' names are the caller's. */
+/** Formats numbers in the digits and marks of a locale. The caller adds the units' names. */
 class Numbers(private val locale: Locale) {
     fun rate(value: Double): String = format(value, if (value < 10) 1 else 0)
 
     fun millis(seconds: Double): String = format(1000 * seconds, 0)
 
-    /** The number, and how many thousands its unit is: 0 for B, 1 for kB, 2 for MB, 3 for GB. */
+    /** Return the number, and the power of 1,000 of its unit: 0 for B, 1 for kB, 2 for MB, 3 for GB. */
     fun bytes(count: Long): Pair<String, Int> {
         var value = count.toDouble()
         var power = 0

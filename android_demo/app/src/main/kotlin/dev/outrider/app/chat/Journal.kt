@@ -11,19 +11,19 @@ private const val VERSION = 1L
 /** The state that outlives the process. record: of the answer in progress, from the library; [reply]: its text. */
 data class Entry(val turns: List<Turn>, val reply: List<Piece> = emptyList(), val record: String? = null)
 
-/** Keeps one [Entry] in [file], whole or not at all. Blocks: not for an app's main thread. */
+/** Keeps one [Entry] in [file], whole or not at all. Blocks: do not use it on an app's main thread. */
 class Journal(private val file: File) {
     /** Raises [IOException]. */
     fun write(entry: Entry) {
         val aside = File(file.path + ".new")
         FileOutputStream(aside).use {
             it.write(toJson(entry).toByteArray())
-            it.fd.sync() // or a crash of the system may leave an empty file behind the rename
+            it.fd.sync() // otherwise a crash of the system may leave an empty file after the rename
         }
         if (!aside.renameTo(file)) throw IOException("$aside cannot be renamed")
     }
 
-    /** The last entry; null if there is none that can be read. */
+    /** Return the last entry; null if there is no readable one. */
     fun read(): Entry? = try {
         if (file.isFile) parse(file.readText()) else null
     } catch (_: JsonError) {

@@ -1,6 +1,6 @@
 package dev.outrider.app.chat
 
-/** The style of a piece beside its colour, so that colours need not be distinguished. */
+/** The style of a piece beside its colour, for people who cannot distinguish colours. */
 enum class Shape { PLAIN, UNDERLINED, BRACKETED, STRUCK }
 
 val Kind.shape: Shape
@@ -14,7 +14,7 @@ val Kind.shape: Shape
 /** [kind] covers start until end, as offsets into the marked text. */
 data class Mark(val kind: Kind, val start: Int, val end: Int)
 
-/** Text as it is drawn, brackets included, and what covers it from left to right without gaps. */
+/** Text as it is drawn, brackets included, and the marks that cover it from left to right without gaps. */
 data class Marked(val text: String, val marks: List<Mark>)
 
 fun marked(pieces: List<Piece>): Marked {
@@ -27,6 +27,6 @@ fun marked(pieces: List<Piece>): Marked {
     return Marked(text.toString(), marks)
 }
 
-/** The text for a screen reader, which sees neither colour nor shape: [say] puts what a piece is worth before it. */
+/** Return the text for a screen reader, which sees neither colour nor shape: [say] adds a piece's status before it. */
 fun spoken(pieces: List<Piece>, say: (Kind, String) -> String): String =
     pieces.joinToString(" ") { if (it.kind == Kind.VERIFIED) it.text else say(it.kind, it.text) }

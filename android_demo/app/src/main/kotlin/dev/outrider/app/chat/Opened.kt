@@ -11,8 +11,8 @@ import java.io.File
 class Opened(val bundle: Bundle, val runtime: EdgeRuntime, val deviceOnly: Boolean) : Closeable by runtime {
     companion object {
         /**
-         * Opens the bundle in [folder], every hash checked, and its engine. May take a second. Raises what
-         * [Bundle.open], [openEngine] and [EdgeRuntime] raise.
+         * Open the bundle in [folder], every hash checked, and its engine. May take a second. Raises the errors of
+         * [Bundle.open], [openEngine] and [EdgeRuntime].
          */
         fun from(folder: File, settings: Settings, token: String?): Opened {
             val bundle = Bundle.open(folder)

@@ -16,13 +16,13 @@ enum class Kind {
     /** The target's own. */
     VERIFIED,
 
-    /** Written by the device alone, not checked yet. */
+    /** Written offline, not verified yet. */
     PROVISIONAL,
 
-    /** Written by the device alone; it stays unchecked, because the user wants it so. */
+    /** Written offline; it stays unverified, as the user chose. */
     KEPT,
 
-    /** Taken back: the target wrote something else. */
+    /** Rolled back: the target wrote something else. */
     WITHDRAWN,
 }
 
@@ -32,11 +32,11 @@ data class Piece(val kind: Kind, val text: String)
 data class Withdrawn(val at: Int, val text: String)
 
 /**
- * An answer in progress, as its events tell it. Immutable: [after] gives the next.
+ * An answer in progress, built from its events. Immutable: [after] returns the next state.
  *
- * kept: ranges of [verified] that nobody verified. why: why the target, or the understudy, does not write, in words.
- * writer: who writes alone. tokens: verified ones. before: what was shown ahead of a rollback whose correction is still
- * to come.
+ * kept: ranges of [verified] that are unverified. why: why the target, or the understudy, does not write, in words.
+ * writer: who writes offline. tokens: verified ones. before: the text shown before a rollback whose correction has not
+ * arrived yet.
  */
 data class Reply(
     val verified: String = "",
@@ -94,7 +94,7 @@ data class Reply(
         return pieces
     }
 
-    /** With the part of [old] that is gone marked as withdrawn. */
+    /** Return the reply with the missing part of [old] marked as withdrawn. */
     private fun corrected(old: String?): Reply {
         if (old == null) return this
         val same = old.commonPrefixWith(shown).length

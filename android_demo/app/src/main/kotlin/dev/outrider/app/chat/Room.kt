@@ -3,11 +3,11 @@ package dev.outrider.app.chat
 /** Bytes that the device has left. memory: for all apps; lowMemory: the system begins to end apps. */
 data class Space(val disk: Long, val memory: Long, val lowMemory: Boolean)
 
-/** The size of a bundle. files: everything that is copied; weights: the engine's files, which are loaded. */
+/** The size of a bundle. files: all files to copy; weights: the engine's files, which are loaded. */
 data class Needs(val files: Long, val weights: Long) {
     /**
-     * While an answer is on its way, by rule of thumb: a graph's weights may be packed into a second copy, and beside
-     * them stand the drafter's cache, the tokenizer and a step's temporaries.
+     * Estimated need while an answer is in progress: a graph's weights may be packed into a second copy, and there are
+     * the drafter's cache, the tokenizer and a step's temporaries.
      */
     val memory: Long get() = weights * 5 / 2 + (48L shl 20)
 }
@@ -21,7 +21,10 @@ sealed class Room {
     data class NoMemory(val missing: Long) : Room()
 }
 
-/** kept: bytes of disk that shall stay free. Memory is not looked at for a bundle that is only copied. */
+/**
+ * Check whether there is room. kept: bytes of disk that must stay free. Memory is not checked for a bundle that is only
+ * copied.
+ */
 fun roomFor(needs: Needs, space: Space, kept: Long = 64L shl 20): Room {
     val disk = needs.files + kept - space.disk
     val memory = needs.memory - space.memory

@@ -12,8 +12,8 @@ import dev.outrider.core.session.WhoWrites
 private const val EMULATOR_HOST = "10.0.2.2"
 
 /**
- * What the user chose. server: an address; empty: none. bundle: the name of one that the user picked; null: the app's
- * own. sure: stop writing alone where the device is unsure. understudy: when it is loaded, where the bundle has one.
+ * The user's choices. server: an address; empty: none. bundle: the name of a picked one; null: the app's own. sure:
+ * stop writing offline if the device is unsure. understudy: its use, if the bundle has one.
  * executorch: run the drafter's `.pte` file, not the first engine that bundle and app have.
  */
 data class Settings(
@@ -29,7 +29,10 @@ data class Settings(
 
     val deviceOnly: Boolean get() = address == null || writer == WhoWrites.DEVICE_ONLY
 
-    /** [token]: for an address that asks for one. Clear text goes to this machine and the emulator's host alone. */
+    /**
+     * [token]: the verifier's bearer token, if it needs one. Clear text goes only to this machine and the emulator's
+     * host.
+     */
     fun options(token: String?): Options = Options(
         Policy(writer, onReturn, if (sure) Offline.PAUSE else Offline.SENTENCE, understudy = understudy),
         token = token?.trim()?.ifEmpty { null }?.let { { it } }, clearText = LOOPBACK + EMULATOR_HOST,

@@ -8,14 +8,14 @@ import java.util.zip.ZipInputStream
 
 /**
  * A zipped bundle folder, as a user picks one: the files at the top or in one folder, an understudy's in a folder
- * there. [open] is called for each pass over it. Only names of files and of their folders count, so an entry's path
- * leads nowhere.
+ * there. [open] is called for each pass over it. Only names of files and of their folders are used, so an entry's path
+ * cannot lead outside.
  */
 class ZipBundle(private val open: () -> InputStream) : BundleSource {
     override fun manifest(folder: String): String? {
         var text: String? = null
         var depth = Int.MAX_VALUE
-        each { path, stream -> // the bundle's own is the one that lies highest
+        each { path, stream -> // the bundle's own manifest is the topmost one
             val parts = path.split('/')
             val fits = folder.isEmpty() || parts.size > 1 && parts[parts.size - 2] == folder
             if (parts.last() == "manifest.json" && fits && parts.size < depth) {

@@ -19,16 +19,16 @@ private val SENTENCE_ENDS = setOf('.', '!', '?', '。')
 public class BundleError(message: String, cause: Throwable? = null) : OutriderError(message, cause)
 
 /**
- * An exported device half. file: the graph; data: the file beside it with its weights, if they stand apart; quant:
- * "fp32", "fp16", "int8" or "int4"; maxWidth: tokens of one step at most.
+ * An exported device half. file: the graph; data: the file beside it with its weights, if they are separate; quant:
+ * "fp32", "fp16", "int8" or "int4"; maxWidth: most tokens of one step.
  */
 @EngineApi
 public data class EngineEntry(val file: String, val data: String?, val quant: String, val maxWidth: Int)
 
 /**
- * A complete model in a separate folder, which may come later than the bundle, or never. bits: of its linear layers;
+ * A complete model in its own folder, which may arrive later than the bundle, or never. bits: of its linear layers;
  * bytes: of all its files; sourceHash: identity of the model it was made from; manifestSha256: of its manifest, which
- * has the hashes of its other files; barred: ids that mean something to this model alone, and that it must not write.
+ * has the hashes of its other files; barred: ids with a meaning only to this model, which it must not write.
  */
 @EngineApi
 public data class UnderstudyEntry(
@@ -43,8 +43,8 @@ public data class UnderstudyEntry(
 )
 
 /**
- * What manifest.json says of the model. Widths in values; hashes as the exporter defines them. A bundle without a
- * drafter has no engines, and widths of 1; its understudy drafts.
+ * The contents of manifest.json. Widths in values; hashes as the exporter defines them. A bundle without a drafter has
+ * no engines, and widths of 1; its understudy drafts.
  */
 @EngineApi
 public data class Manifest(
@@ -63,15 +63,15 @@ public data class Manifest(
 ) {
     internal val rowShape: RowShape get() = RowShape(caKvHeads, headDim)
 
-    /** It drafts by itself, not by an understudy alone. */
+    /** Whether it has a drafter; otherwise its understudy drafts. */
     internal val hasDrafter: Boolean get() = drafterHash.isNotEmpty()
 }
 
 /**
- * A checked bundle: what `python -m export bundle` writes and an app ships.
+ * A checked bundle: the folder that `python -m export bundle` writes and an app ships.
  *
- * draftIds `[draft_vocab]` maps the LM head's rows to the target's token ids ([NoDrafter]'s: one); nullRow
- * `[2 (K, V), heads, headDim]`, flat, is the row that cross-attention always sees, or null for a drafter without one.
+ * draftIds `[draft_vocab]` maps the LM head's rows to the target's token ids ([NoDrafter]'s: one); nullRow `[2 (K, V),
+ * heads, headDim]`, flat, is the row that cross-attention always sees, null for a drafter without one.
  */
 public class Bundle internal constructor(
     public val folder: File,
@@ -86,23 +86,23 @@ public class Bundle internal constructor(
     private val takesResults by lazy { takesResults(::rendered) }
     private val tagsResults by lazy { tagsResults(template.source, tokenizer) && takesResults }
 
-    /** An understudy that runs here is there. Nothing of it has been checked. */
+    /** Whether there is an understudy that runs here. Nothing of it has been checked. */
     public val hasUnderstudy: Boolean
         get() = manifest.understudy.let { it?.format == "onnx" && File(File(folder, it.folder), MANIFEST).isFile }
 
-    /** Tokens of a conversation and its answer at most. */
+    /** Most tokens of a conversation and its answer. */
     public val maxContext: Int get() = manifest.maxContext
 
-    /** The text of token ids, as far as they are whole characters. */
+    /** Return the text of token ids. Incomplete characters become U+FFFD. */
     public fun decode(ids: List<Int>): String = tokenizer.decode(ids)
 
     /** Tokens that end a sentence or a line. */
     internal val sentenceEnds: Set<Int> by lazy { sentenceEnds(tokenizer, manifest.vocabSize) }
 
     /**
-     * Token ids of a conversation up to where the assistant's next turn begins, with [tools] that it may call. Content
-     * is text: what looks like a special token in it is none. Raises [IllegalArgumentException] on an unknown role and
-     * on calls that are not an assistant's, [BundleError].
+     * Return token ids of a conversation up to where the assistant's next turn begins, with callable [tools]. Content
+     * is text: what looks like a special token in it is not one. Raises [IllegalArgumentException] on an unknown role
+     * and on calls that are not an assistant's, [BundleError] if the template fails.
      */
     public fun renderChat(messages: List<ChatMessage>, tools: List<Tool> = emptyList()): List<Int> {
         val turns = asTemplatesTake(messages)
@@ -124,19 +124,19 @@ public class Bundle internal constructor(
 
     public companion object {
         /**
-         * Opens [folder], checking format, completeness and (unless [verify] is false) every sha256.
+         * Open [folder], checking format, completeness and (unless [verify] is false) every sha256.
          *
          * Raises [BundleError] with one clear line.
          */
         public fun open(folder: File, verify: Boolean = true): Bundle = open(folder, verify, SubwordTokenizer::parse)
 
-        /** Like the other; readTokenizer: makes the tokenizer from the text of tokenizer.json. */
+        /** Do the same; readTokenizer: makes the tokenizer from the text of tokenizer.json. */
         internal fun open(folder: File, verify: Boolean, readTokenizer: (String) -> Tokenizer): Bundle {
             val file = File(folder, MANIFEST)
             if (!file.isFile) throw BundleError("$folder: no $MANIFEST there; write one with: python -m export bundle")
             return try {
                 BundleReader(folder, Json.parse(file.readText()), verify).read(readTokenizer)
-            } catch (error: IllegalArgumentException) { // JSON, tokenizer and template say what is wrong in this way
+            } catch (error: IllegalArgumentException) { // raised by JSON, tokenizer and template
                 throw BundleError("$folder does not load: ${error.message}; export the bundle again")
             } catch (error: FileNotFoundException) {
                 throw BundleError("$folder: ${error.message}; copy the whole folder or export again")
@@ -146,12 +146,12 @@ public class Bundle internal constructor(
 }
 
 /**
- * One turn of a conversation. role: "system" or "developer", "user", "assistant", or "tool" for what a call gave;
- * calls: what an assistant called.
+ * One turn of a conversation. role: "system" or "developer", "user", "assistant", or "tool" for the result of a call;
+ * calls: an assistant's calls.
  */
 public data class ChatMessage(val role: String, val content: String, val calls: List<ToolCall> = emptyList())
 
-/** Reads a bundle's files one after another, as the [raw] manifest names them. */
+/** Reads a bundle's files one after another, by their names in the [raw] manifest. */
 private class BundleReader(private val folder: File, private val raw: Any?, private val verify: Boolean) {
     private val files = raw.field<Map<String, Any?>>("files")
 
@@ -191,7 +191,7 @@ private class BundleReader(private val folder: File, private val raw: Any?, priv
         }
     }
 
-    /** Of the drafter's engines, if there are any. */
+    /** Return a width of the drafter's engines; 1 without a drafter. */
     private fun width(name: String) = if (hasDrafter) positive(name) else 1
 
     /** Older bundles have none. */
@@ -238,7 +238,7 @@ private class BundleReader(private val folder: File, private val raw: Any?, priv
 
     private fun positive(name: String) = raw.int(name).also { if (it < 1) throw JsonError("$name is $it") }
 
-    /** A special token stands in tokenizer_config.json as a string or as `{"content": ...}`. */
+    /** Return a special token's text; tokenizer_config.json has a string or `{"content": ...}`. */
     private fun special(token: Any?) = token as? String ?: (token as? Map<*, *>)?.get("content") as? String ?: ""
 
     private fun listed(name: String): String {
@@ -261,7 +261,7 @@ private class BundleReader(private val folder: File, private val raw: Any?, priv
         BundleError("$folder/$MANIFEST names $name, which is not a plain file name")
 }
 
-/** Of the ids below [vocabSize], those that end a sentence or a line. */
+/** Return the ids below [vocabSize] that end a sentence or a line. */
 internal fun sentenceEnds(tokenizer: Tokenizer, vocabSize: Int): Set<Int> =
     (0 until vocabSize).filterTo(HashSet()) { token ->
         val text = tokenizer.decode(listOf(token))

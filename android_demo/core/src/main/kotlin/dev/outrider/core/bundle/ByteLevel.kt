@@ -16,10 +16,10 @@ internal object ByteLevel {
 
     fun char(byte: Int): Char = chars[byte]
 
-    /** The bytes of [text] in the alphabet. */
+    /** Return the bytes of [text] in the alphabet. */
     fun written(text: String): String = text.toByteArray().map { chars[it.toInt() and 0xFF] }.joinToString("")
 
-    /** The bytes that [token] stands for; its own UTF-8 where it holds a character outside the alphabet. */
+    /** Append the bytes that [token] stands for; its own UTF-8 if it has a character outside the alphabet. */
     fun bytes(token: String, out: ByteBuffer8) {
         val known = token.all(bytes::containsKey)
         if (known) token.forEach { out.add(bytes.getValue(it)) } else token.toByteArray().forEach(out::add)
@@ -40,8 +40,8 @@ internal class ByteBuffer8 {
 }
 
 /**
- * The first [size] of [bytes] as text. Every maximal part of a character that is not completed becomes one U+FFFD, as
- * Unicode recommends; written out because Java and Android differ in this.
+ * Decode the first [size] of [bytes]. Every maximal incomplete part of a character becomes one U+FFFD, as Unicode
+ * recommends; implemented here because Java and Android differ in this.
  */
 internal fun decodeUtf8(bytes: ByteArray, size: Int): String = buildString {
     var at = 0

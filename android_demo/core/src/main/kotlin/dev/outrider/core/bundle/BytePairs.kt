@@ -10,16 +10,16 @@ private const val ABSENT = -1
 internal fun byteTokens(vocab: Map<String, Int>): IntArray =
     IntArray(256) { vocab["<0x%02X>".format(Locale.ROOT, it)] ?: ABSENT }
 
-/** The tokens of [text]'s bytes, where the vocabulary has all of them; else null. */
+/** Return the tokens of [text]'s bytes, or null if the vocabulary lacks any of them. */
 internal fun IntArray.spell(text: String): List<Int>? =
     text.toByteArray().map { this[it.toInt() and 0xFF] }.takeIf { ABSENT !in it }
 
 /**
  * Byte-pair encoding: in each word the pair of lowest rank is joined again and again.
  *
- * ofBytes: a word begins as its bytes in GPT-2's alphabet, else as its characters. bytes: the tokens of bytes, which
- * stand for a character that is none; null: [unknown] does. fuse: one of it for several such characters. wholeWords: a
- * word that is a token is not cut.
+ * ofBytes: a word begins as its bytes in GPT-2's alphabet, otherwise as its characters. bytes: the tokens of bytes,
+ * which replace a character without a token; null: [unknown] does. fuse: one [unknown] replaces several such
+ * characters. wholeWords: a word that is a token is not cut.
  */
 internal class BytePairs private constructor(
     private val vocab: Map<String, Int>,
@@ -51,7 +51,7 @@ internal class BytePairs private constructor(
 
     private fun ofCharacters(word: String): IntArray {
         val ids = ArrayList<Int>(word.length)
-        var missing = false // characters that [unknown] will stand for
+        var missing = false // characters that [unknown] will replace
         for (character in characters(word)) {
             val id = vocab[character]
             val spelled = if (id == null) bytes?.spell(character) else null
@@ -70,7 +70,7 @@ internal class BytePairs private constructor(
         return ids.toIntArray()
     }
 
-    /** Join pairs among [ids] until there is none left. */
+    /** Join pairs among [ids] until none is left. */
     private fun join(ids: IntArray, out: MutableList<Int>) {
         val next = IntArray(ids.size) { it + 1 }
         val previous = IntArray(ids.size) { it - 1 }
@@ -85,7 +85,7 @@ internal class BytePairs private constructor(
         while (true) {
             val pair = queue.poll() ?: break
             val right = next[pair.left]
-            // what stood there may have been joined otherwise meanwhile
+            // another join may have changed that place meanwhile
             if (ids[pair.left] != pair.one || right >= ids.size || ids[right] != pair.other) continue
             ids[pair.left] = pair.merge.id
             ids[right] = ABSENT

@@ -3,16 +3,18 @@ package dev.outrider.core.bundle
 import java.text.Normalizer
 import java.util.Locale
 
-/** Characters of which one that nobody wrote is the mark: for private use, so nothing changes them on the way. */
+/**
+ * Candidates for the mark, of which the text must lack one: for private use, so no template or tokenizer changes them.
+ */
 private val MARKS = '\uE000'..'\uF8FF'
 private val ROLE = Regex("""[\w.-]+""")
 
 /**
- * The boundary between a chat template and what people say: content is text, never one of the template's own tokens.
+ * Keeps content apart from a chat template: content is text, never one of the template's own tokens.
  *
- * Where content holds the text of such a token, a mark is set into it before the template is rendered: so it stays
- * apart from the tokens that the template writes, and is encoded as plain text. Content without such text is encoded
- * as it always was. Tokens of the boundary are the special ones, and others that the template itself writes, such as
+ * If content holds the text of such a token, a mark is inserted before the template is rendered, which keeps it apart
+ * from the tokens that the template writes, and it is encoded as plain text. Content without such text is encoded as
+ * always. Tokens of the boundary are the special ones, and others that the template itself writes, such as
  * `<tool_response>`. An assistant's turn may hold the latter: models write them as text (`<think>`), and templates look
  * for them there.
  */
@@ -22,7 +24,10 @@ internal class ChatBoundary(private val tokenizer: Tokenizer, private val templa
     private val everyone = Breaker((special + written).toSet())
     private val assistant = Breaker(special.toSet())
 
-    /** Token ids of a conversation as [render] writes it. Raises [IllegalArgumentException] on an odd role. */
+    /**
+     * Return token ids of a conversation as [render] writes it. Raises [IllegalArgumentException] on a role that is not
+     * a plain name.
+     */
     fun encode(messages: List<ChatMessage>, render: (List<ChatMessage>) -> String): List<Int> {
         for (message in messages) {
             require(ROLE.matches(message.role)) {
@@ -43,7 +48,10 @@ internal class ChatBoundary(private val tokenizer: Tokenizer, private val templa
     }
 }
 
-/** Breaks the [contents] of tokens wherever they stand, or begin or end, in a text; in any case, and before a trim. */
+/**
+ * Breaks the texts of tokens, [contents], wherever they occur, begin or end in a text, in upper or lower case and
+ * before a trim.
+ */
 private class Breaker(val contents: Set<String>) {
     private val byStart = contents.groupBy { it[0].lowercaseChar() }
     private val heads = contents.flatMapTo(HashSet()) { one -> (1 until one.length).map { folded(one.take(it)) } }
@@ -65,7 +73,7 @@ private class Breaker(val contents: Set<String>) {
         byStart[text[at].lowercaseChar()].orEmpty().any { text.startsWith(it, at, ignoreCase = true) }
     }
 
-    /** The places where a mark breaks a token that the text from [begin] to [end] may begin or end in. */
+    /** Return the places where a mark breaks a token that may begin or end in the text from [begin] to [end]. */
     private fun ends(text: String, begin: Int, end: Int): Set<Int> {
         val places = HashSet<Int>()
         for (length in 1 until minOf(longest, end - begin + 1)) {

@@ -4,7 +4,7 @@ package dev.outrider.core.bundle
 internal class TemplateError(message: String) : IllegalArgumentException(message)
 
 /**
- * A bundle's chat_template.jinja: as much of Jinja as chat templates need, with `trim_blocks` and `lstrip_blocks`.
+ * A bundle's chat_template.jinja: the part of Jinja that chat templates need, with `trim_blocks` and `lstrip_blocks`.
  *
  * Statements: for (with `loop`), if, elif, else, set. Expressions: see [Expression]. Anything else raises
  * [TemplateError] when the template is read.
@@ -19,13 +19,13 @@ internal class ChatTemplate(internal val source: String) {
         if (!reader.atEnd) throw TemplateError("the template has {% ${reader.next()} %} without a beginning")
     }
 
-    /** The text for [variables], such as `messages`. Raises [TemplateError]. */
+    /** Render the text for [variables], such as `messages`. Raises [TemplateError]. */
     fun render(variables: Map<String, Any?>): String {
         val scope = Scope(variables.toMutableMap())
         return buildString { body.forEach { it.write(scope, this) } }
     }
 
-    /** Names and their values; a loop's own are forgotten behind it. */
+    /** Names and their values; a loop's own are forgotten after it. */
     internal class Scope(private val names: MutableMap<String, Any?>, private val outer: Scope? = null) {
         operator fun get(name: String): Any? =
             if (name in names) names[name] else if (outer != null) outer[name] else Undefined
@@ -35,7 +35,7 @@ internal class ChatTemplate(internal val source: String) {
         }
     }
 
-    /** The value of a name that stands for nothing: empty text, and false. */
+    /** The value of an undefined name: empty text, and false. */
     internal object Undefined {
         override fun toString() = ""
     }
@@ -49,14 +49,14 @@ internal class ChatTemplate(internal val source: String) {
 
     private enum class Kind { TEXT, PRINT, STATEMENT }
 
-    /** Cuts a template at its tags and takes away the white space that does not count. */
+    /** Cuts a template at its tags and removes insignificant white space. */
     private class Parts(private val source: String) {
         private val tag = Regex("""\{([%{#])([-+]?)""")
 
         fun all(): List<Part> = buildList {
             var at = 0
-            var lineBegins = true // nothing but white space may stand between here and the line's beginning
-            var strip = false // the tag before ended with -
+            var lineBegins = true // only white space since the line's beginning
+            var strip = false // the last tag ended with -
             while (true) {
                 val found = tag.find(source, at)
                 var text = source.substring(at, found?.range?.first ?: source.length)
@@ -83,7 +83,7 @@ internal class ChatTemplate(internal val source: String) {
             }
         }
 
-        /** The end of the tag; strings in it are skipped. */
+        /** Return the end of the tag; strings in it are skipped. */
         private fun closing(kind: String, from: Int): Int {
             val mark = if (kind == "{") "}}" else "$kind}"
             var quote: Char? = null
@@ -109,7 +109,7 @@ internal class ChatTemplate(internal val source: String) {
 
         fun next(): String = if (atEnd) throw TemplateError("the template ends inside a block") else parts[at++].text
 
-        /** Nodes up to a statement that belongs to the block around them. */
+        /** Read nodes up to a statement that belongs to the enclosing block. */
         fun block(): List<Node> = buildList {
             while (!atEnd) {
                 val part = parts[at]

@@ -1,6 +1,7 @@
 /**
- * Conversations with tools for chat templates that do not write them: the same in plain turns, in a form of our own
- * (`outrider_core/chat/tools.py`). A template that writes them itself needs more of Jinja than [ChatTemplate] has.
+ * Writes conversations with tools for chat templates that cannot, in plain turns and a form of our own
+ * (`outrider_core/chat/tools.py`). Templates that write tools themselves need more of Jinja than [ChatTemplate]
+ * supports.
  */
 package dev.outrider.core.bundle
 
@@ -46,7 +47,7 @@ public data class Tool(val name: String, val description: String? = null, val pa
             put("parameters", schema.orEmpty().ifEmpty { mapOf("type" to "object") + NO_PROPERTIES })
         }
 
-    /** The schema of a call's arguments: an object, and without more properties than it names. */
+    /** The schema of a call's arguments: an object, without properties that it does not name. */
     internal val closed: Map<*, *>
         get() {
             val whole = mapOf("type" to "object") + schema.orEmpty().ifEmpty { NO_PROPERTIES }
@@ -70,8 +71,8 @@ public data class ToolCall(val name: String, val arguments: String) {
 private val ROLES = listOf("system", "developer", "user", "assistant", "tool")
 
 /**
- * The messages as templates take them: "developer" is "system". Raises [IllegalArgumentException] that names the
- * message.
+ * Return the messages in the form of templates: "developer" is "system". Raises [IllegalArgumentException] that names
+ * the message.
  */
 internal fun asTemplatesTake(messages: List<ChatMessage>): List<ChatMessage> = messages.mapIndexed { index, message ->
     val role = message.role
@@ -99,11 +100,11 @@ internal fun takesResults(render: (List<ChatMessage>) -> String): Boolean {
 internal fun tagsResults(template: String, tokenizer: Tokenizer): Boolean =
     RESULT_TAG in template && tokenizer.addedTokens.none { it.content == RESULT_TAG }
 
-/** For templates that write results as text into a user's turn: nobody's content holds the tag around them. */
+/** Break the tag of results in all content, for templates that write results as text into a user's turn. */
 internal fun withoutResults(messages: List<ChatMessage>): List<ChatMessage> =
     messages.map { if (it.role == "assistant") it else it.copy(content = untagged(it.content)) }
 
-/** The conversation with content alone. results: turns of role `tool` may stand in it. */
+/** Return the conversation with content alone. results: it may hold turns of role `tool`. */
 internal fun plainMessages(messages: List<ChatMessage>, tools: List<Tool>, results: Boolean): List<ChatMessage> {
     val plain = ArrayList<ChatMessage>()
     var previous = ""
@@ -133,7 +134,7 @@ private fun untagged(content: String) = RESULT_TAGS.replace(content, "&lt;\$1")
 
 private fun joined(parts: List<String>) = parts.filter(String::isNotEmpty).joinToString("\n")
 
-/** JSON with the spaces and escapes of Python's, so that a prompt has the same tokens on every device. */
+/** Write JSON with Python's spaces and escapes, so that a prompt has the same tokens on every device. */
 internal fun pythonJson(value: Any?): String = when (value) {
     is String -> value.map(::escaped).joinToString("", "\"", "\"")
     is List<*> -> value.joinToString(", ", "[", "]", transform = ::pythonJson)
@@ -153,6 +154,6 @@ private fun escaped(char: Char): String = when (char) {
     else -> if (char < ' ') "\\u" + char.code.toString(16).padStart(4, '0') else char.toString()
 }
 
-/** The object that the JSON [text] is; [what] names it. Raises [IllegalArgumentException] on other JSON. */
+/** Parse the JSON object [text]; [what] names it in errors. Raises [IllegalArgumentException] on other JSON. */
 internal fun objectOf(text: String, what: String): Map<*, *> =
     requireNotNull(Json.parse(text) as? Map<*, *>) { "$what: a JSON schema is an object" }

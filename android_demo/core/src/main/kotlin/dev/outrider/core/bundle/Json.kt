@@ -2,20 +2,20 @@ package dev.outrider.core.bundle
 
 import dev.outrider.core.protocol.EngineApi
 
-/** Text that is not JSON, or not the JSON that is wanted. */
+/** The text is not JSON, or not the expected JSON. */
 @EngineApi
 public class JsonError(message: String) : IllegalArgumentException(message)
 
 /**
  * JSON (RFC 8259) as Kotlin values: [Map], [List], [String], [Boolean], null, and [Long] or, beyond its range and for
- * fractions, [Double]. Kept here so that the library needs no other.
+ * fractions, [Double]. Implemented here so that the library has no dependencies.
  */
 @EngineApi
 public object Json {
     /** Raises [JsonError]. */
     public fun parse(text: String): Any? = JsonParser(text).parse()
 
-    /** The value as JSON without line breaks. Raises [JsonError] for what JSON cannot say. */
+    /** Write the value as JSON without line breaks. Raises [JsonError] for values that JSON lacks. */
     public fun write(value: Any?): String = buildString { put(value, this) }
 
     private fun put(value: Any?, out: StringBuilder) {
@@ -59,7 +59,7 @@ public object Json {
     }
 }
 
-/** A JSON object's field, of the type that is asked for; a missing one counts as null. Raises [JsonError]. */
+/** Return a JSON object's field of the requested type; a missing one counts as null. Raises [JsonError]. */
 internal inline fun <reified T> Any?.field(name: String): T {
     val fields = this as? Map<*, *> ?: throw JsonError("no object where one must be")
     val value = fields[name]

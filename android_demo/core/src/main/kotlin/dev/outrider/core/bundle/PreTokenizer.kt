@@ -4,14 +4,14 @@ import dev.outrider.core.bundle.SubwordTokenizer.Companion.refuse
 
 /** Cuts a text into words, each of which a [SubwordModel] cuts into tokens. */
 internal fun interface PreTokenizer {
-    /** first: nothing stands before [text]. */
+    /** first: [text] is at the beginning. */
     fun split(text: String, first: Boolean): List<String>
 
     companion object {
         /** GPT-2's words: contractions, and letters, digits or others with at most one space before them. */
         private const val GPT2 = """'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"""
 
-        /** From tokenizer.json's `pre_tokenizer`. Raises [TokenizerError]. */
+        /** Make one from tokenizer.json's `pre_tokenizer`. Raises [TokenizerError]. */
         fun of(row: Map<String, Any?>): PreTokenizer = when (val type = row.field<String>("type")) {
             "Sequence" -> {
                 val steps = row.field<List<Map<String, Any?>>>("pretokenizers").map(::of)
@@ -53,7 +53,7 @@ internal fun interface PreTokenizer {
         fun scheme(row: Map<String, Any?>): String =
             if (row["add_prefix_space"] == false) "never" else row["prepend_scheme"] as String? ?: "always"
 
-        /** [mark] stands for each space and, by the [scheme], before the text; with [cuts] a word begins at each. */
+        /** [mark] replaces each space and, by the [scheme], precedes the text; with [cuts] a word begins at each. */
         private fun metaspace(mark: Char, scheme: String, cuts: Boolean) = PreTokenizer { text, first ->
             val marked = text.replace(' ', mark)
             val prefixed = scheme == "always" || (scheme == "first" && first)
@@ -63,13 +63,13 @@ internal fun interface PreTokenizer {
             begins.zipWithNext { begin, end -> whole.substring(begin, end) }
         }
 
-        /** A word ends behind each match. */
+        /** A word ends after each match. */
         private fun cutBehind(pattern: Regex) = PreTokenizer { text, _ ->
             val ends = pattern.findAll(text).map { it.range.last + 1 } + text.length
             (sequenceOf(0) + ends).distinct().zipWithNext { begin, end -> text.substring(begin, end) }.toList()
         }
 
-        /** Matches and what lies between them are words. */
+        /** Matches and the texts between them are words. */
         private fun cut(pattern: Regex) = PreTokenizer { text, _ ->
             buildList {
                 var from = 0
@@ -84,8 +84,8 @@ internal fun interface PreTokenizer {
         }
 
         /**
-         * The same pattern for Java, where `\s` and `\d` mean ASCII alone (and Android has no flag to change that), and
-         * letters differ in case only in ASCII unless told otherwise.
+         * Return the same pattern for Java, where `\s` and `\d` match only ASCII (and Android has no flag to change
+         * that), and ignoring case applies only to ASCII by default.
          */
         private fun java(pattern: String): String = buildString {
             var inClass = 0
@@ -110,7 +110,7 @@ internal fun interface PreTokenizer {
             }
         }
 
-        /** Unicode's white space, to stand in a character class. */
+        /** Unicode's white space, for a character class. */
         private const val SPACES = "\\t-\\r \\x85\\xA0\\u1680\\u2000-\\u200A\\u2028\\u2029\\u202F\\u205F\\u3000"
     }
 }

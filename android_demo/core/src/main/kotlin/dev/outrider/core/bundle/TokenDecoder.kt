@@ -4,12 +4,12 @@ import dev.outrider.core.protocol.REPLACEMENT
 
 private val BYTE = Regex("<0x([0-9A-Fa-f]{2})>")
 
-/** Makes text of tokens: the pieces of it. */
+/** Turns tokens into pieces of text. */
 internal fun interface TokenDecoder {
     fun decode(tokens: List<String>): List<String>
 
     companion object {
-        /** From tokenizer.json's `decoder`. Raises [TokenizerError]. */
+        /** Make one from tokenizer.json's `decoder`. Raises [TokenizerError]. */
         fun of(row: Map<String, Any?>): TokenDecoder = when (val type = row.field<String>("type")) {
             "Sequence" -> {
                 val steps = row.field<List<Map<String, Any?>>>("decoders").map(::of)
@@ -49,7 +49,7 @@ internal fun interface TokenDecoder {
 
         private fun each(change: (String) -> String) = TokenDecoder { it.map(change) }
 
-        /** Runs of tokens of bytes become the text that they spell, or one U+FFFD for each where they spell none. */
+        /** Replace runs of byte tokens by the text that they spell, or by one U+FFFD each if that is not valid. */
         private fun withoutBytes(tokens: List<String>): List<String> {
             val pieces = ArrayList<String>()
             val run = ArrayList<Byte>()

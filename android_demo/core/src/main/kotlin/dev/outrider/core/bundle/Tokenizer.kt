@@ -8,43 +8,42 @@ internal interface Tokenizer {
     val addedTokens: List<AddedToken> get() = emptyList()
 
     /**
-     * Token ids of [text]. Special tokens that stand in it are recognised, none are added. Half a surrogate pair is
-     * U+FFFD.
+     * Return token ids of [text]. Special tokens in it are recognised, none are added. Half a surrogate pair is U+FFFD.
      */
     fun encode(text: String): List<Int>
 
     /**
-     * Token ids of [text], in which [mark] stands inside what looks like one of the added tokens [contents] and is
-     * plain text; the marks are left out.
+     * Return token ids of [text], without its marks. Text with a [mark] that looks like one of the added tokens
+     * [contents] is plain text.
      */
     fun encodeMarked(text: String, mark: Char, contents: Set<String>): List<Int> = encode(text.without(mark))
 
-    /** Text of [ids], special tokens left out. Bytes that are not a character become U+FFFD. */
+    /** Return the text of [ids], without special tokens. Bytes that are not a character become U+FFFD. */
     fun decode(ids: List<Int>): String
 }
 
 private val HALF = Regex("\\p{Cs}") // a whole pair is one code point, of another category
 
-/** The text with U+FFFD in place of each half of a surrogate pair. */
+/** Replace each half of a surrogate pair by U+FFFD. */
 private fun wellFormed(text: String): String = HALF.replace(text, "\uFFFD")
 
-/** tokenizer.json holds something that this reader does not know. */
+/** tokenizer.json has something that this reader does not support. */
 internal class TokenizerError(message: String) : IllegalArgumentException(message)
 
-/** A token that stands for itself wherever its [content] occurs. normalized: it is looked for in normalised text. */
+/** A token that stands for itself wherever its [content] occurs. normalized: it is searched for in normalised text. */
 internal class AddedToken(val id: Int, val content: String, val special: Boolean, val normalized: Boolean)
 
 /** Cuts a word into tokens. */
 internal interface SubwordModel {
-    /** The token of what the vocabulary lacks, if there is one. */
+    /** The token for text that the vocabulary lacks, if there is one. */
     val unknown: Int?
 
     fun cut(word: String, out: MutableList<Int>)
 }
 
 /**
- * A tokenizer as Hugging Face's tokenizer.json describes it: byte pairs or Unigram, over bytes or over SentencePiece's
- * text, in which U+2581 stands for a space.
+ * A tokenizer from Hugging Face's tokenizer.json: byte pairs or Unigram, over bytes or over SentencePiece's text, in
+ * which U+2581 replaces a space.
  *
  * The text is cut at added tokens, normalised, cut into words ([PreTokenizer]) and these into tokens ([SubwordModel]).
  */
@@ -69,7 +68,7 @@ internal class SubwordTokenizer private constructor(
         val ids = ArrayList<Int>()
         Finder(controls).cut(wellFormed(text), ids::add) { piece, first ->
             for (id in plain.encode(piece.without(mark), first)) {
-                val name = names[id] // a vocabulary of whole words knows it all the same
+                val name = names[id] // a vocabulary of whole words may hold it all the same
                 if (name == null) ids += id
                 else name.flatMap { plain.encode(it.toString()) }.filterTo(ids) { it !in names }
             }
@@ -77,14 +76,14 @@ internal class SubwordTokenizer private constructor(
         return ids
     }
 
-    /** Encodes what stands between some of the added tokens. */
+    /** Encodes text around some of the added tokens. */
     private inner class Cutter(tokens: List<AddedToken>) {
         private val rawTokens = Finder(tokens.filter { !it.normalized })
         private val normalizedTokens = Finder(
             tokens.filter { it.normalized }.map { AddedToken(it.id, normalize(it.content), it.special, true) },
         )
 
-        /** first: nothing stands before [text]. */
+        /** first: [text] is at the beginning. */
         fun encode(text: String, first: Boolean = true): List<Int> {
             val ids = ArrayList<Int>()
             rawTokens.cut(text, ids::add) { piece, begins ->
@@ -102,7 +101,7 @@ internal class SubwordTokenizer private constructor(
     }
 
     companion object {
-        /** From the text of tokenizer.json. Raises [TokenizerError] or [JsonError]. */
+        /** Parse the text of tokenizer.json. Raises [TokenizerError] or [JsonError]. */
         fun parse(json: String): SubwordTokenizer {
             val root = Json.parse(json)
             for (name in listOf("truncation", "padding")) refuse(root.field<Any?>(name) != null) { "sets $name" }
@@ -129,7 +128,7 @@ internal class SubwordTokenizer private constructor(
             )
         }
 
-        /** Words are bytes in GPT-2's alphabet. */
+        /** Whether words are bytes in GPT-2's alphabet. */
         private fun ofBytes(words: Map<*, *>?): Boolean = words?.get("type") == "ByteLevel" ||
             (words?.get("pretokenizers") as? List<*>).orEmpty().any { ofBytes(it as? Map<*, *>) }
 
@@ -140,7 +139,7 @@ internal class SubwordTokenizer private constructor(
             return AddedToken(row.int("id"), row.field("content"), row.field("special"), row.field("normalized"))
         }
 
-        /** The normalisation of a text before anything else. */
+        /** Return the normalisation that is applied to a text first. */
         private fun normalizer(row: Any?): (String) -> String {
             if (row == null) return { it }
             return when (val type = row.field<String>("type")) {
@@ -175,7 +174,7 @@ private class Finder(tokens: List<AddedToken>) {
     private val byStart = tokens.filter { it.content.isNotEmpty() }.groupBy { it.content[0] }
         .mapValues { (_, same) -> same.sortedByDescending { it.content.length } }
 
-    /** [rest] gets what stands between, and whether that is the text's beginning. */
+    /** Cut a text at the tokens. [rest] gets each text between them, and whether it is the beginning. */
     fun cut(text: String, token: (Int) -> Unit, rest: (String, Boolean) -> Unit) {
         var from = 0
         var at = 0

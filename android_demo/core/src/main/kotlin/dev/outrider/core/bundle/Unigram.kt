@@ -7,7 +7,7 @@ private const val UNKNOWN_PENALTY = 10.0
 
 /**
  * SentencePiece's Unigram: of all ways to cut a word into pieces, the likeliest. scores: log probabilities of [pieces].
- * Characters that no piece holds become [unknown], several together one, or their bytes with byte_fallback.
+ * Characters without a piece become [unknown], several together one, or their bytes with byte_fallback.
  */
 internal class Unigram(
     private val pieces: List<String>,
@@ -27,7 +27,7 @@ internal class Unigram(
 
     override fun cut(word: String, out: MutableList<Int>) {
         val best = DoubleArray(word.length + 1)
-        val from = IntArray(word.length + 1) { -1 } // where the last piece of the likeliest way to here begins
+        val from = IntArray(word.length + 1) { -1 } // begin of the last piece on the likeliest way to here
         val ids = IntArray(word.length + 1)
         fun offer(begin: Int, end: Int, id: Int, score: Double) {
             if (from[end] >= 0 && best[begin] + score <= best[end]) return

@@ -82,7 +82,7 @@ internal class Connection(
     @Volatile
     private var pinged = 0L
 
-    /** Dial and shake hands; once. Raises [IOException], or [LinkRefused] if the verifier does not accept this device. */
+    /** Dial and shake hands; once. Raises [IOException], or [LinkRefused] if the verifier refuses this device. */
     fun open(hello: Hello, headers: Map<String, String>): LinkUp = try {
         val dialled = transport.open(address, SUBPROTOCOL, headers, this).also { socket = it }
         if (aborted) dialled.abort()

@@ -19,7 +19,7 @@ internal const val GRAMMAR_JSON_SCHEMA = 2
 internal const val GRAMMAR_TOOLS = 3
 
 /**
- * The constraint on an answer beside its sampling parameters; part of the verifier's every draw (docs/protocol.md).
+ * The constraint on an answer beside its sampling parameters; it applies to every draw (docs/protocol.md).
  *
  * begin: index of the answer's first token; biases: amounts by token id, each -100..100; penalties: -2..2; schema: the
  * JSON schema of [GRAMMAR_JSON_SCHEMA] or the tools of [GRAMMAR_TOOLS], as text. Raises [IllegalArgumentException]
@@ -56,7 +56,9 @@ internal data class Constraint(
             return (if (biased) OBEYS_BIAS else 0) or obeys
         }
 
-    /** The amounts by token that the draw after [text], prompt included, adds to logits: biases and penalties. */
+    /**
+     * Return the amounts by token that the draw after [text], prompt included, adds to logits: biases and penalties.
+     */
     fun amounts(text: List<Int>): Map<Int, Double> {
         val amounts = HashMap<Int, Double>()
         for ((token, bias) in biases) amounts[token] = bias.toDouble()

@@ -3,16 +3,16 @@ package dev.outrider.core.protocol
 import java.nio.ByteBuffer
 import java.nio.ByteOrder
 
-/** Points of a curve on the wire at most. */
+/** Most points of a curve on the wire. */
 internal const val MAX_POINTS = 16
 
 /**
- * What a verifier's steps cost, as WELCOME tells: seconds a step takes against its tokens (all sessions').
+ * The cost curve of a verifier's steps, advertised in WELCOME: seconds of a step by its tokens (of all sessions).
  *
- * Points ascend; straight lines between them. Devices shape trees and choose modes by it.
+ * Points ascend; straight lines between them. Devices choose trees and modes by it.
  */
 internal data class CostCurve(val tokens: List<Long>, val seconds: List<Double>) {
-    /** Seconds of a step of so many tokens; beyond the last point the last line goes on. */
+    /** Return the seconds of a step of [count] tokens; beyond the last point the curve is extrapolated linearly. */
     fun at(count: Double): Double {
         if (count <= tokens[0] || tokens.size == 1) return seconds[0]
         val right = tokens.indexOfFirst { it >= count }.takeIf { it >= 0 } ?: tokens.lastIndex
@@ -22,7 +22,7 @@ internal data class CostCurve(val tokens: List<Long>, val seconds: List<Double>)
     }
 
     companion object {
-        /** From uint32 pairs (tokens, microseconds); null if they are not an ascending curve of positive times. */
+        /** Decode uint32 pairs (tokens, microseconds); null if they are not an ascending curve of positive times. */
         fun unpack(data: ByteArray): CostCurve? {
             if (data.isEmpty() || data.size % 8 != 0) return null
             val numbers = ByteBuffer.wrap(data).order(ByteOrder.LITTLE_ENDIAN)

@@ -1,7 +1,7 @@
 package dev.outrider.core.protocol
 
 /**
- * Marks what an engine of one's own needs and an app does not: bundle files, draft steps, models in memory.
+ * Marks declarations that only custom engines need, not apps: bundle files, draft steps, models in memory.
  *
  * It may change with any release. An engine opts in with `@OptIn(EngineApi::class)`.
  */

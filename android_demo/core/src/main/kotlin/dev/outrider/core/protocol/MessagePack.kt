@@ -4,7 +4,7 @@ import java.nio.BufferUnderflowException
 import java.nio.ByteBuffer
 import java.nio.charset.CharacterCodingException
 
-/** Writes the MessagePack values that messages are made of, each in its shortest form. */
+/** Writes the MessagePack values of messages, each in its shortest form. */
 internal class PackWriter {
     private var buffer = ByteBuffer.allocate(256)
 
@@ -73,7 +73,7 @@ internal class PackWriter {
     }
 }
 
-/** Reads one MessagePack value after another. Raises [WireError] on whatever is not what is asked for. */
+/** Reads one MessagePack value after another. Raises [WireError] on any other value than the requested one. */
 internal class PackReader(data: ByteArray) {
     private val buffer = ByteBuffer.wrap(data)
 
@@ -132,7 +132,7 @@ internal class PackReader(data: ByteArray) {
         },
     )
 
-    /** Passes over one value of any kind, however deeply nested. */
+    /** Skip one value of any kind, however deeply nested. */
     fun skip() {
         var left = 1L
         while (left > 0) {

@@ -1,7 +1,7 @@
 /**
- * The messages between device and verifier. Fields stand in the order in which they travel.
+ * The messages between device and verifier. Fields are in the order of the wire.
  *
- * The device decodes what a verifier sends and encodes what a device sends; `Wire.kt` has both and the frame around.
+ * The device decodes a verifier's messages and encodes its own; `Wire.kt` does both, frames included.
  */
 package dev.outrider.core.protocol
 
@@ -17,8 +17,8 @@ internal sealed interface ClientMessage : Message
 internal sealed interface ServerMessage : Message
 
 /**
- * Comes first. targetHash, drafterHash: the bundle's; client: who asks, for logs; arithmetic: that an answer was begun
- * in, "" for none: only a verifier that computes so may continue it.
+ * Comes first. targetHash, drafterHash: the bundle's; client: name of the client, for logs; arithmetic: of the answer's
+ * beginning, "" for none; only a verifier with the same one may continue it.
  */
 internal data class Hello(
     val protocol: Int,
@@ -33,9 +33,9 @@ internal data class Hello(
 /**
  * The verifier's answer to [Hello].
  *
- * maxContext: committed and drafted tokens; maxNodes: of one tree; treeBudget: nodes the server would like at most,
- * now; costs: of [CostCurve.unpack], empty where the server does not know; constraints: what it can obey, OBEYS_*;
- * arithmetic: how it computes the target, such as "torch-float32", "" where it does not say.
+ * maxContext: committed and drafted tokens; maxNodes: of one tree; treeBudget: nodes that the server would like a tree
+ * to have at most, now; costs: for [CostCurve.unpack], empty if unknown; constraints: those it supports, OBEYS_*;
+ * arithmetic: such as "torch-float32", "" if unknown.
  */
 internal class Welcome(
     val protocol: Long,
@@ -57,7 +57,7 @@ internal class Welcome(
         arithmetic.isEmpty() || this.arithmetic.isEmpty() || this.arithmetic == arithmetic
 }
 
-/** Why a verifier that computes in [here] may not continue an answer begun in [begun], for people. */
+/** Say why a verifier that computes in [here] may not continue an answer begun in [begun], for people. */
 internal fun otherArithmetic(begun: String, here: String): String =
     "the answer was begun in $begun arithmetic, and this verifier computes in $here; " +
         "another one at this address may continue it"
@@ -68,9 +68,9 @@ internal fun isArithmetic(text: String): Boolean = text.length <= 64 && text.all
 /**
  * Begin or resume: the verifier needs nothing else to take a session over from another replica.
  *
- * session: 16 random bytes, chosen by the device; seq: the last VERIFY that the device holds settled; tokens: uint32
- * ids of prompt and committed text; rows 0..featuresHave-1 need not be sent; constraint: only to a verifier that said
- * that it can obey it.
+ * session: 16 random bytes, chosen by the device; seq: the last VERIFY that is settled for the device; tokens: uint32
+ * ids of prompt and committed text; rows 0..featuresHave-1 need not be sent; constraint: only if the verifier supports
+ * it.
  */
 internal class Open(
     val stream: Int,
@@ -110,7 +110,7 @@ internal class Verify(
  *
  * baseLen: committed tokens before it; accepted: node numbers of the accepted path; bonus: the target's own next token;
  * finish: [FINISH_NONE] or why the text ends; rows: of positions `baseLen-1 .. baseLen-1+accepted.size`; queueUs,
- * engineUs: microseconds that the round waited for the engine and that this took.
+ * engineUs: microseconds that the round waited for the engine, and of the engine.
  */
 internal class Verdict(
     val stream: Int,
@@ -134,12 +134,15 @@ internal const val FINISH_NONE = 0
 internal const val FINISH_EOS = 1
 internal const val FINISH_LENGTH = 2
 
-/** The VERIFY hung below another length than the verifier's: OPEN again with what you hold committed. */
+/** The VERIFY was based on another length than the verifier's: OPEN again with the committed tokens. */
 internal data class Resync(val stream: Int, val committed: Int) : ServerMessage {
     override val type get() = 8
 }
 
-/** The target decodes alone: VERDICTs with empty paths, one per token. rows: each with that of position baseLen-1. */
+/**
+ * Let the target decode by itself: VERDICTs with empty paths, one per token. rows: each with that of position
+ * baseLen-1.
+ */
 internal data class Generate(
     val stream: Int,
     val seq: Long,
@@ -150,7 +153,7 @@ internal data class Generate(
     override val type get() = 9
 }
 
-/** Stop a [Generate], or drop a [Verify] that waits. The session stays. */
+/** Stop a [Generate], or drop a waiting [Verify]. The session stays. */
 internal data class Cancel(val stream: Int) : ClientMessage {
     override val type get() = 10
 }
@@ -170,7 +173,7 @@ internal data class Error(
     override val type get() = 12
 }
 
-/** Whether it is for [stream], or for all. */
+/** Return whether it is for [stream], or for all. */
 internal fun ServerMessage.concerns(stream: Int): Boolean = when (this) {
     is Opened -> this.stream == stream
     is Features -> this.stream == stream
@@ -180,7 +183,7 @@ internal fun ServerMessage.concerns(stream: Int): Boolean = when (this) {
     is Welcome -> true
 }
 
-/** A message that is not understood. */
+/** The frame was not understood; the connection stays open. */
 internal const val ERR_MALFORMED = 1
 
 /** Protocol, target, drafter, or the arithmetic that HELLO asks for differ; the connection is closed. */
@@ -198,7 +201,7 @@ internal const val ERR_BUSY = 6
 /** The context is full. */
 internal const val ERR_TOO_LONG = 7
 
-/** The verifier ends; it finishes running work: OPEN elsewhere, or again after retryAfterMs. */
+/** The verifier stops after the requests in progress: OPEN elsewhere, or again after retryAfterMs. */
 internal const val ERR_GOING_AWAY = 9
 
 internal val EMPTY = ByteArray(0)

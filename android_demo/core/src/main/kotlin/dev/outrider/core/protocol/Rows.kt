@@ -3,9 +3,9 @@ package dev.outrider.core.protocol
 import java.nio.ByteBuffer
 import java.nio.ByteOrder
 
-/** Of a feature row. heads: the drafter's cross-attention KV heads; headDim: values per head. */
+/** The shape of a feature row. heads: the drafter's cross-attention KV heads; headDim: values per head. */
 internal data class RowShape(val heads: Int, val headDim: Int) {
-    /** Bytes of one head's values, two of them in each. */
+    /** Bytes of one head's values, two per byte. */
     val width: Int get() = (headDim + 1) / 2
 
     /** Bytes of one packed row. */

@@ -28,7 +28,7 @@ public data class Sampling(
 }
 
 /**
- * The distribution tokens are drawn from: log-probabilities `[vocab]`, -inf where cut off.
+ * Return the distribution tokens are drawn from: log-probabilities `[vocab]`, -inf if cut off.
  *
  * Temperature first, then top-k, then top-p, then min-p, each on what the one before left. For greedy parameters: the
  * log-softmax at temperature 1.
@@ -46,11 +46,11 @@ internal fun logProbs(logits: DoubleArray, sampling: Sampling): DoubleArray {
     if (sampling.topK in 1 until x.size) cut = x.sortedArray()[x.size - sampling.topK.toInt()]
     if (sampling.topP < 1.0) {
         val total = x.sumOf { if (it >= cut) exp(it) else 0.0 }
-        // rarer tokens, all together, have less than half of what top-p leaves out: only the others are sorted
+        // rarer tokens together have less than half of the mass that top-p cuts off: only the others are sorted
         val least = maxOf(cut, ln(total * (1 - sampling.topP) / (2 * x.size)))
         val order = x.indices.filter { x[it] >= least }.sortedByDescending { x[it] }
         val mass = order.runningFold(0.0) { sum, token -> sum + exp(x[token]) }.drop(1)
-        val needed = minOf(sampling.topP * total, mass.last()) // which rounding may miss by a little
+        val needed = minOf(sampling.topP * total, mass.last()) // rounding may miss it by a little
         cut = maxOf(cut, x[order[mass.indexOfFirst { it >= needed }]])
     }
     if (sampling.minP > 0.0) cut = maxOf(cut, x.max() + ln(sampling.minP))
@@ -61,10 +61,10 @@ internal fun logProbs(logits: DoubleArray, sampling: Sampling): DoubleArray {
 }
 
 /**
- * The token at absolute index [position]: argmax of log p + Gumbel noise; ties go to the lowest id.
+ * Draw the token at absolute index [position]: argmax of log p + Gumbel noise; ties go to the lowest id.
  *
- * The verifier draws by this rule, so what it emits depends on logits, parameters, seed and position and on nothing
- * else: no draft tree, batch or outage can change it.
+ * The verifier draws by this rule, so its output depends on logits, parameters, seed and position and on nothing else:
+ * no draft tree, batch or outage can change it.
  */
 internal fun draw(logits: FloatArray, sampling: Sampling, position: Int): Int =
     draw(doubles(logits), sampling, position)
@@ -79,7 +79,7 @@ internal fun draw(logits: DoubleArray, sampling: Sampling, position: Int): Int {
 
 private fun doubles(logits: FloatArray) = DoubleArray(logits.size) { logits[it].toDouble() }
 
-/** Subtracts the logarithm of the sum of exponentials. */
+/** Subtract the logarithm of the sum of exponentials. */
 internal fun normalise(x: DoubleArray) {
     val total = ln(x.sumOf { exp(it) })
     for (index in x.indices) x[index] -= total

@@ -1,4 +1,4 @@
-/** Tokens in, text out while they arrive: no half characters, nothing of a stop string or behind it. */
+/** Turns tokens into text as they arrive, without half characters, and cuts at stop strings. */
 package dev.outrider.core.protocol
 
 /** Decoders write this for bytes that are not, or not yet, a character. */
@@ -7,7 +7,7 @@ internal const val REPLACEMENT = '\uFFFD'
 /** A UTF-8 character has at most four bytes, so more tokens than this never wait for one character. */
 private const val CHARACTER_TOKENS = 4
 
-/** Tokens that end in what may be a half character, above which the window is cut. */
+/** The window is cut once more tokens than this end in a possible half character. */
 private const val WINDOW_TOKENS = 64
 
 /**
@@ -23,7 +23,7 @@ internal class Detokeniser(private val decode: (List<Int>) -> String) {
     /** Characters of the window's text that were returned. */
     private var sent = 0
 
-    /** A copy that goes on from here on its own. */
+    /** Return an independent copy of the present state. */
     fun fork(): Detokeniser {
         val copy = Detokeniser(decode)
         copy.context = context
@@ -32,7 +32,7 @@ internal class Detokeniser(private val decode: (List<Int>) -> String) {
         return copy
     }
 
-    /** The text that [token] completes, "" where it ends inside a character. */
+    /** Return the text that [token] completes, "" if it ends inside a character. */
     fun push(token: Int): String {
         pending = pending + token
         val text = decode(context + pending)
@@ -50,10 +50,10 @@ internal class Detokeniser(private val decode: (List<Int>) -> String) {
         return piece
     }
 
-    /** The rest at the end of the answer. Bytes that never became a character are dropped. */
+    /** Return the rest at the end of the answer. Bytes that never became a character are dropped. */
     fun flush(): String = decode(context + pending).trimEnd(REPLACEMENT).drop(sent)
 
-    /** Keep the last token alone where a character begins with it, so that the window stays short. */
+    /** Keep the last token alone if a character begins with it, so that the window stays short. */
     private fun cut(text: String) {
         val last = decode(pending.takeLast(1))
         if (last.endsWith(REPLACEMENT) && decode(context + pending.dropLast(1)) + last == text) {
@@ -64,7 +64,7 @@ internal class Detokeniser(private val decode: (List<Int>) -> String) {
     }
 }
 
-/** Cuts text at the stop string that is complete first, wherever the borders of the pieces lie. */
+/** Cuts text at the stop string that is complete first, wherever it is split into pieces. */
 internal class StopStrings(private val stops: List<String> = emptyList()) {
     /** A stop string was found: no more text comes. */
     var hit = false
@@ -72,7 +72,7 @@ internal class StopStrings(private val stops: List<String> = emptyList()) {
 
     private var held = ""
 
-    /** A copy that goes on from here on its own. */
+    /** Return an independent copy of the present state. */
     fun fork(): StopStrings {
         val copy = StopStrings(stops)
         copy.hit = hit
@@ -80,7 +80,7 @@ internal class StopStrings(private val stops: List<String> = emptyList()) {
         return copy
     }
 
-    /** Text that cannot belong to a stop string any more; "" once one was hit. */
+    /** Return text that can no longer belong to a stop string; "" once one was found. */
     fun push(piece: String): String {
         if (hit) return ""
         val text = held + piece
@@ -95,10 +95,10 @@ internal class StopStrings(private val stops: List<String> = emptyList()) {
         return text.take(sure)
     }
 
-    /** The text held back, once no more can come. */
+    /** Return the text held back, once no more can come. */
     fun flush(): String = held.also { held = "" }
 }
 
-/** Length of the longest end of [text] that [stop] begins with, less than the whole of it. */
+/** Return the length of the longest end of [text] that begins [stop], less than all of [stop]. */
 private fun overlap(text: String, stop: String): Int =
     (minOf(text.length, stop.length - 1) downTo 1).firstOrNull { text.endsWith(stop.take(it)) } ?: 0

@@ -40,7 +40,7 @@ internal class TokenTree(val tokens: List<Int> = emptyList(), val parents: List<
     /** The child of [parent] (a node or [ROOT]) that carries [token], or null. */
     fun child(parent: Int, token: Int): Int? = children[edge(parent, token)]
 
-    /** The first [nodes] nodes of at most [depth] levels; parents come along, as they come first. */
+    /** The first [nodes] nodes of at most [depth] levels; parents are included, as they come first. */
     fun pruned(nodes: Int, depth: Int): TokenTree {
         val kept = tokens.indices.filter { depths[it] <= depth }.take(maxOf(0, nodes))
         if (kept.size == size) return this
@@ -68,7 +68,7 @@ internal class TokenTree(val tokens: List<Int> = emptyList(), val parents: List<
 internal fun pathTo(node: Int, parents: List<Int>): List<Int> =
     generateSequence(node) { parents[it] }.takeWhile { it != ROOT }.toList().asReversed()
 
-/** The parents of the nodes [kept], where these are numbered in the order in which they stand in the list. */
+/** Return the parents of the nodes [kept], renumbered by their order in the list. */
 internal fun renumbered(kept: List<Int>, parents: List<Int>): List<Int> {
     val place = kept.withIndex().associate { (index, node) -> node to index } + (ROOT to ROOT)
     return kept.map { place.getValue(parents[it]) }

@@ -14,8 +14,8 @@
  *            <------------------------------ VERDICT seq (path, bonus token, rows) | RESYNC | ERROR
  *     CLOSE -------------------------------->
  *
- * One session lives on one `stream`, a small number that the client picks per connection. VERIFY may follow right
- * behind OPEN. A VERIFY repeated with the same seq gets the same bytes back.
+ * One session lives on one `stream`, a small number that the client picks per connection. The device may send VERIFY
+ * right after OPEN. A VERIFY repeated with the same seq gets the same bytes back.
  */
 package dev.outrider.core.protocol
 
@@ -36,7 +36,7 @@ private const val PADDING_MARK = 0x80.toByte()
 /** A frame that cannot be understood: truncated, out of range, wrong type, broken padding. */
 internal class WireError(message: String) : Exception(message)
 
-/** The frame size that so many bytes are padded to: steps of 64 up to 1 KiB, then of 512. */
+/** Return the frame size that [size] bytes are padded to: steps of 64 up to 1 KiB, then of 512. */
 internal fun bucket(size: Int): Int {
     val step = if (size <= 1024) 64 else 512
     return (size + step - 1) / step * step
@@ -80,11 +80,11 @@ private fun fieldsOf(message: Message): List<Any?> = when (message) {
 private fun fieldsOf(sampling: Sampling): List<Any> =
     with(sampling) { listOf(temperature, topK, topP, minP, seed) }
 
-/** A constraint's bytes, as records carry it; [unpackConstraint] reads them. */
+/** Return a constraint's bytes in a record; [unpackConstraint] reads them. */
 internal fun packConstraint(constraint: Constraint): ByteArray =
     PackWriter().apply { value(fieldsOf(constraint)) }.bytes()
 
-/** Raises [IllegalArgumentException] on anything but what [packConstraint] writes. */
+/** The inverse of [packConstraint]. Raises [IllegalArgumentException] on anything else. */
 internal fun unpackConstraint(bytes: ByteArray): Constraint = try {
     with(PackReader(bytes)) {
         require(array() == 7) { "its constraint has other fields" }
@@ -134,7 +134,7 @@ internal fun decodeServer(frame: ByteArray): ServerMessage {
     }
 }
 
-/** A message's fields, one after another. Later versions may append fields that this one does not know. */
+/** A message's fields, one after another. Later versions may append unknown fields. */
 private class Fields(val reader: PackReader) {
     private var left = reader.array() - 1
 
