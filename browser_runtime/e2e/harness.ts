@@ -20,11 +20,11 @@ const FLAGS = [
   "--disable-sync",
   "--no-first-run",
 ];
-/** Seconds in which a verifier is ready; in which the page is, and an answer ends. */
+/** Seconds until a verifier must be ready; until the page must be, and an answer must end. */
 const START_PATIENCE = 240;
 const PATIENCE = 120;
 
-/** The browser that is named, or installed; null: there is none. */
+/** Return the path of the named or an installed browser; null: there is none. */
 export function browserPath(): string | null {
   const named = process.env.OUTRIDER_CHROMIUM;
   if (named) return named;
@@ -32,13 +32,13 @@ export function browserPath(): string | null {
     try {
       return execFileSync("which", [name], { encoding: "utf8" }).trim();
     } catch {
-      // the next one
+      // try the next one
     }
   }
   return null;
 }
 
-/** A verifier of the default target that serves the page; it can be killed, stopped and started again where it was. */
+/** A verifier of the default target that serves the page; it can be killed, stopped and restarted at the same address. */
 export class Verifier {
   private process: ChildProcess | null = null;
 
@@ -48,7 +48,7 @@ export class Verifier {
     private readonly flags: string[],
   ) {}
 
-  /** module: what Python runs in place of the verifier itself. flags: further ones. */
+  /** module: the Python module to run in place of the verifier. flags: further ones. */
   static async start(module = ["cloud.verifier"], flags: string[] = []): Promise<Verifier> {
     const verifier = new Verifier(await freePort(), module, flags);
     await verifier.start();
@@ -90,7 +90,7 @@ export class Verifier {
     throw new Error(`the verifier did not start: ${said}`);
   }
 
-  /** As a machine that loses power. */
+  /** Kill it, like a machine that loses power. */
   async kill(): Promise<void> {
     const child = this.process;
     if (!child || child.exitCode !== null || child.signalCode !== null) return;
@@ -99,12 +99,12 @@ export class Verifier {
     await ended;
   }
 
-  /** Silent: connections stay, and nothing is said on them. */
+  /** Silent: connections stay open, but nothing is sent on them. */
   silence(silent: boolean): void {
     this.process?.kill(silent ? "SIGSTOP" : "SIGCONT");
   }
 
-  /** What plain decoding of the target gives. */
+  /** Return the text of plain decoding by the target. */
   async plain(
     question: string,
     settings: { maxNewTokens: number; temperature?: number; seed?: number },
@@ -147,10 +147,10 @@ export class Chromium {
   }
 }
 
-/** What the page's settings keep. */
+/** The stored settings of the page. */
 export type PageSettings = Record<string, string | number | boolean>;
 
-/** The page, opened and ready; what it logs as an error or asks of others fails the test that asks for `faults`. */
+/** The page, opened and ready. `faults` lists its logged errors and its requests to other servers. */
 export class ChatPage {
   readonly faults: string[] = [];
 
@@ -164,7 +164,7 @@ export class ChatPage {
       if (origin !== new URL(url).origin && !request.url().startsWith("blob:")) this.faults.push(request.url());
     });
     page.on("console", message => {
-      const harmless = /net::ERR_|WebSocket connection|Failed to load resource/; // what a cut link does
+      const harmless = /net::ERR_|WebSocket connection|Failed to load resource/; // a cut link causes these
       if (message.type() === "error" && !harmless.test(message.text())) this.faults.push(message.text());
     });
   }
@@ -178,7 +178,7 @@ export class ChatPage {
     return chat;
   }
 
-  /** Until the drafter is there. */
+  /** Wait until the drafter is ready. */
   async ready(): Promise<void> {
     const enabled = () => !(document.getElementById("send") as HTMLButtonElement).disabled;
     await this.page.waitForFunction(enabled, null, { timeout: 1000 * PATIENCE });
@@ -189,7 +189,7 @@ export class ChatPage {
     await this.page.press("#question", "Enter");
   }
 
-  /** Until the answer's text, all of it, is at least so long. */
+  /** Wait until the answer's text, provisional part included, has this length. */
   async grown(characters: number): Promise<void> {
     const long = (least: number) => {
       const answers = document.querySelectorAll(".turn.assistant");
@@ -200,7 +200,7 @@ export class ChatPage {
     await this.page.waitForFunction(long, characters, { timeout: 1000 * PATIENCE });
   }
 
-  /** Until so many characters are written alone; of its own accord the drafter may end an answer after a word. */
+  /** Wait until this many characters are written offline; the drafter may end an answer after one word. */
   async alone(characters = 1): Promise<void> {
     const writes = (least: number) => {
       const all = document.querySelectorAll(".turn.assistant .provisional");
@@ -209,7 +209,7 @@ export class ChatPage {
     await this.page.waitForFunction(writes, characters, { timeout: 1000 * PATIENCE });
   }
 
-  /** Until the answer has ended; its verified text, what was written alone behind it, and the line below. */
+  /** Wait until the answer has ended; return its verified text, the offline text after it, and the line below. */
   async finished(): Promise<{ verified: string; provisional: string; note: string }> {
     const ended = () => {
       const notes = document.querySelectorAll(".turn.assistant .note");
@@ -224,7 +224,7 @@ export class ChatPage {
     });
   }
 
-  /** Until the understudy that the settings ask for has been fetched. */
+  /** Wait until the understudy in the settings has been fetched. */
   async understudyHere(): Promise<void> {
     const gone = () => (document.getElementById("understudy") as HTMLElement).hidden;
     await this.page.waitForFunction(gone, null, { timeout: 300_000 });

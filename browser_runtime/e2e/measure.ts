@@ -1,8 +1,8 @@
 /**
  * Measures the page in a real Chromium: `npm run measure`. Prints JSON; seconds and tokens a second, drafts in milliseconds.
  *
- * Trees and a stream are compared over an emulated link (LINK_MS there and back) against a target whose steps take at least
- * TARGET_MS. Nothing else should run on the machine meanwhile.
+ * Compares trees and a stream over an emulated link (round trip LINK_MS) with a target whose steps take at least TARGET_MS.
+ * Nothing else should run on the machine meanwhile.
  */
 
 import { fileURLToPath } from "node:url";
@@ -28,7 +28,7 @@ if (!executable) throw new Error("no Chromium here: install one, or name it in O
 const verifier = await Verifier.start(["benchmarks.slow_target", "--step-ms", `${TARGET_MS}`, "--engine", "torch"]);
 const browser = await Chromium.start(executable);
 
-/** A page in a context of its own. */
+/** Use a page in a context of its own. */
 async function onPage<T>(settings: PageSettings, use: (chat: ChatPage) => Promise<T>): Promise<T> {
   const context = await browser.context();
   try {
@@ -40,7 +40,7 @@ async function onPage<T>(settings: PageSettings, use: (chat: ChatPage) => Promis
   }
 }
 
-/** Tokens a second of each question, over the delayed link. */
+/** Return tokens per second for each question, over the delayed link. */
 async function rates(mode: string): Promise<number[]> {
   return onPage({ mode, maxNewTokens: TOKENS }, async chat => {
     await chat.page.fill("#delay", `${LINK_MS}`);
@@ -56,7 +56,7 @@ async function rates(mode: string): Promise<number[]> {
   });
 }
 
-/** First paint, and an eight-wide step behind 128 tokens as the worker measured it. */
+/** Return the time of the first paint, and of an eight-wide step after 128 tokens, measured by the worker. */
 async function start(): Promise<Record<string, number | string | null>> {
   return onPage({}, async chat => {
     return chat.page.evaluate(() => {
@@ -68,7 +68,7 @@ async function start(): Promise<Record<string, number | string | null>> {
   });
 }
 
-/** Seconds from the switch that cuts the link to the first word written alone, five times. */
+/** Return the seconds from cutting the link to the first offline word, five times. */
 async function alone(): Promise<number[]> {
   return onPage({ maxNewTokens: 400, mode: "tree", offline: "continue" }, async chat => {
     const found: number[] = [];
@@ -91,8 +91,8 @@ async function alone(): Promise<number[]> {
 }
 
 /**
- * Milliseconds that the worker takes for a tree of NODES nodes, drafted from nothing as an answer goes on, and the engine's
- * steps for it.
+ * Return the worker's milliseconds for a tree of NODES nodes, drafted from scratch during an answer, and the engine's steps
+ * for it.
  */
 async function drafts(): Promise<Record<string, number>> {
   const context = await browser.context({ serviceWorkers: "block" });

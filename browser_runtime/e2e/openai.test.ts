@@ -18,7 +18,7 @@ let verifier: Verifier;
 let device: ChildProcess;
 let endpoints: string[];
 
-/** A page that has the client, and nothing else. */
+/** Serve a page with only the client. */
 async function servedPage(): Promise<Server> {
   const entryPoints = [fileURLToPath(new URL("openaiCases.js", import.meta.url))];
   const bundled = await build({ entryPoints, bundle: true, format: "iife", globalName: "openai", write: false });

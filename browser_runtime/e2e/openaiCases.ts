@@ -1,4 +1,4 @@
-/** What the JavaScript client of the OpenAI API does against one of our endpoints, in Node as in a page. */
+/** Calls of OpenAI's JavaScript client to one of our endpoints, in Node or in a page. */
 
 import OpenAI from "openai";
 
@@ -19,7 +19,7 @@ const ADD = {
 };
 const TOOL = { type: "function", function: { name: "add", description: "Add two numbers", parameters: ADD } };
 const FORM = { type: "json_schema", json_schema: { name: "place", schema: PLACE, strict: true } };
-/** Asked whole and streamed: both have to be one text. */
+/** Each is requested whole and streamed: both must give the same text. */
 const FIELDS: Fields[] = [
   {},
   { max_tokens: 1 },
@@ -38,7 +38,7 @@ function check(holds: unknown, ...told: unknown[]): asserts holds {
   if (!holds) throw new Error(JSON.stringify(told));
 }
 
-/** Every call of the client; returns the texts. Throws where something is not as the API has it. */
+/** Make every call of the client; return the texts. Throws if a reply violates the API. */
 export async function cases(baseURL: string): Promise<string[]> {
   const client = new OpenAI({
     baseURL,
@@ -50,7 +50,7 @@ export async function cases(baseURL: string): Promise<string[]> {
   const model = (await client.models.list()).data[0].id;
   check((await client.models.retrieve(model)).id === model);
   const base = { model, messages: [QUESTION], max_tokens: 16, temperature: 0 };
-  // The client's types know OpenAI's own fields, and ours are tried too.
+  // The client's types have only OpenAI's own fields; ours are tested too.
   const whole = (fields: Fields): Promise<OpenAI.ChatCompletion> =>
     client.chat.completions.create({ ...base, ...fields } as OpenAI.ChatCompletionCreateParamsNonStreaming);
   const texts: string[] = [];

@@ -9,7 +9,7 @@ import { after, before, test } from "node:test";
 import { BUNDLE, browserPath, ChatPage, Chromium, type PageSettings, Verifier } from "./harness.js";
 
 const QUESTION = "Why is the sky blue?";
-/** Answers with a cut; more of them are asked for by hand. */
+/** Number of answers with a cut; set it higher by hand. */
 const CUTS = Number(process.env.OUTRIDER_WEB_ANSWERS ?? 4);
 const executable = browserPath();
 const skip = executable ? false : "no Chromium here: install one, or name it in OUTRIDER_CHROMIUM";
@@ -25,7 +25,7 @@ after(async () => {
   await verifier?.kill();
 });
 
-/** A copy of the bundle whose manifest describes no drafter. */
+/** Copy the bundle, without a drafter in its manifest. */
 function undrafted(): string {
   const folder = mkdtempSync(join(tmpdir(), "outrider-undrafted-"));
   cpSync(BUNDLE, folder, { recursive: true });
@@ -38,7 +38,7 @@ function undrafted(): string {
   return folder;
 }
 
-/** The page in a context of its own, closed at the end. Nothing may be logged as an error or asked of anybody else. */
+/** Use the page in a context of its own, closed at the end. It must log no errors and send no requests to other servers. */
 async function onPage(settings: PageSettings, use: (chat: ChatPage) => Promise<void>): Promise<void> {
   const context = await browser.context();
   try {

@@ -7,9 +7,9 @@ import { browserPath, ChatPage, Chromium, Verifier } from "./harness.js";
 
 const PHONE = { width: 390, height: 780 };
 const DESKTOP = { width: 900, height: 640 };
-/** Pixels of a picture for one of the page. */
+/** Pixels of a picture per pixel of the page. */
 const SHARPNESS = 2;
-/** A link on which trees are worth looking at: milliseconds there and back. */
+/** Round trip in milliseconds of a link on which trees are worth showing. */
 const LINK_MS = 80;
 const QUESTION = "Why is the sky blue?";
 
@@ -20,7 +20,7 @@ const browser = await Chromium.start(executable);
 
 const taken: string[] = [];
 
-/** One answer from its question over a cut to its repair, with a picture of each. */
+/** Take a picture of each stage of an answer: question, cut, repair. */
 async function pictures(name: string, viewport: typeof PHONE, colorScheme: "light" | "dark"): Promise<void> {
   const context = await browser.context({ viewport, colorScheme, deviceScaleFactor: SHARPNESS });
   const settings = { maxNewTokens: 200, mode: "tree", offline: "continue" };

@@ -1,9 +1,9 @@
 /**
  * Records README's moving pictures of a cut, docs/cut-light.webp and docs/cut-dark.webp: `npm run record`.
  *
- * The page as it is, in a real Chromium against a real verifier of the default target: a question is asked, the page's own
- * switch cuts the link, drafter and understudy write alone, the link comes back and the text is put right. The picture
- * plays in real time. The question is the same in both, the cut comes when it comes.
+ * It shows the real page in a real Chromium against a real verifier of the default target: a question is asked, the page's
+ * own switch cuts the link, drafter and understudy write offline, the link comes back and the text is repaired. The picture
+ * plays in real time. Both have the same question, but their cuts may differ.
  */
 
 import { execFileSync } from "node:child_process";
@@ -15,13 +15,13 @@ import { PYTHON, ROOT } from "../test/python.js";
 import { browserPath, ChatPage, Chromium, Verifier } from "./harness.js";
 
 const SIZE = { width: 800, height: 600 };
-/** Pixels of the picture for one of the page, so that it is sharp on small screens too. */
+/** Pixels of the picture per pixel of the page, so that it is sharp on small screens too. */
 const SHARPNESS = 1.5;
-/** Milliseconds between two pictures at least. */
+/** Least milliseconds between two pictures. */
 const PAUSE_MS = 150;
 /** Milliseconds for which the understudy writes. */
 const ALONE_MS = 2000;
-/** A link on which the trees are worth seeing: milliseconds there and back. */
+/** Round trip in milliseconds of a link on which the trees are worth showing. */
 const LINK_MS = 80;
 const QUESTION = "Why is the sky blue?";
 const SETTINGS = { maxNewTokens: 80, mode: "tree", understudy: "cold" };
@@ -31,7 +31,7 @@ if (!executable) throw new Error("no Chromium here: install one, or name it in O
 const verifier = await Verifier.start();
 const browser = await Chromium.start(executable, `--force-device-scale-factor=${SHARPNESS}`);
 
-/** Writes what is seen while `play` runs into `folder`, named by its milliseconds. */
+/** Save pictures of the page into `folder` while `play` runs, named by their milliseconds. */
 async function filmed(page: Page, folder: string, play: () => Promise<void>): Promise<void> {
   const devtools = await page.context().newCDPSession(page);
   let began = 0;

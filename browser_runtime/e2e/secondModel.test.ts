@@ -1,4 +1,4 @@
-/** The page with a second model, of 152k tokens, where OUTRIDER_SECOND_MODEL names its file (tests/second.py). */
+/** The page with a second model, of 152k tokens, if OUTRIDER_SECOND_MODEL names its file (tests/second.py). */
 
 import assert from "node:assert/strict";
 import { execFileSync } from "node:child_process";

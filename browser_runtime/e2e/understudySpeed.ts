@@ -1,4 +1,4 @@
-/** What the bundle's understudy costs in WebAssembly, one thread, under node: `npm run measure:understudy`. */
+/** Measures the bundle's understudy in WebAssembly, one thread, under node: `npm run measure:understudy`. */
 
 import { readFileSync } from "node:fs";
 import { join } from "node:path";

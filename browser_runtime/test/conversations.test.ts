@@ -2,12 +2,12 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import { Conversations } from "../page/conversations.js";
 
-/** What tabs of one browser share: a storage, and locks that a closed tab gives back. */
+/** The state that tabs of one browser share: a storage, and locks that a closed tab releases. */
 class Browser {
   readonly kept = new Map<string, string>();
   private readonly locked = new Set<string>();
 
-  /** The next `Conversations` are of this browser. */
+  /** Make this the browser of the next `Conversations`. */
   use(): void {
     const { kept, locked } = this;
     const localStorage = {
@@ -29,7 +29,7 @@ class Browser {
     Object.defineProperty(globalThis, "navigator", { value: { locks: { request } }, configurable: true });
   }
 
-  /** All tabs are closed. */
+  /** Close all tabs. */
   close(): void {
     this.locked.clear();
   }

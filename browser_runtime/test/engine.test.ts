@@ -14,7 +14,7 @@ const file = (name: string) => Uint8Array.from(readFileSync(join(BUNDLE, name)))
 const files = { model: file("drafter.onnx"), data: file("drafter.onnx.data"), dataName: "drafter.onnx.data" };
 const shape = { saKvHeads: 3, caKvHeads: 3, headDim: 64 };
 
-/** `width` tokens behind `past` others and as many feature rows; numbers that repeat, so that every run sees the same. */
+/** Make a step of `width` tokens after `past` others and as many feature rows; the numbers are the same in every run. */
 function step(width: number, past: number): DraftStep {
   const wave = (size: number) => Float32Array.from({ length: size }, (_, i) => Math.sin(1 + 0.37 * i) * 0.7);
   const tokens = Array.from({ length: width }, (_, i) => 504 + 97 * i);
@@ -59,7 +59,7 @@ test("what is no model is refused in one line", async () => {
   await assert.rejects(loaded, (error: Error) => error instanceof EngineError && !error.message.includes("\n"));
 });
 
-/** Largest difference over the largest value. */
+/** Return the largest difference, divided by the largest value. */
 function distance(one: Float32Array, other: Float32Array): number {
   let [apart, most] = [0, 0];
   for (let i = 0; i < one.length; i++) {

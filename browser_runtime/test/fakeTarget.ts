@@ -1,4 +1,4 @@
-/** A complete small model in this process that foresees what the fake verifier's target writes. */
+/** A complete small model in this process that predicts the text of the fake verifier's target. */
 
 import assert from "node:assert/strict";
 import type { TargetModel } from "../src/targets/understudy.js";

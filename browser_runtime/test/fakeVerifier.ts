@@ -1,4 +1,4 @@
-/** A verifier in this process: its target writes what a function says. Sockets to it can be cut or fall silent. */
+/** A verifier in this process: its target's text is computed by a function. Sockets to it can be cut or fall silent. */
 
 import { decode, encode as pack } from "@msgpack/msgpack";
 import type { MakeSocket, Socket } from "../src/link/websocket.js";
@@ -8,13 +8,13 @@ export const EOS = 0;
 export const ROW_BYTES = 6; // heads 1, headDim 2
 export const ALPHABET = 40;
 
-/** The target's token behind `text`; it ends answers now and then. */
+/** Return the target's token after `text`; it ends answers now and then. */
 export function target(text: readonly number[], arithmetic = ""): number {
   const h = text.slice(-3).reduce((hash, token) => fmix32(hash ^ token), text.length + 7 * arithmetic.length);
   return h % 61 === 0 ? EOS : 1 + (h % (ALPHABET - 1));
 }
 
-/** What plain decoding gives behind `prompt`. */
+/** Return the text of plain decoding after `prompt`. */
 export function plain(prompt: readonly number[], maxNew: number, arithmetic = ""): number[] {
   const text = [...prompt];
   while (text.length < prompt.length + maxNew) {
@@ -28,15 +28,18 @@ export class FakeVerifier {
   readonly received: string[] = [];
   readonly subprotocols: string[][] = [];
   hash = "target";
-  /** What it can obey, as bits of WELCOME, and what OPENs asked it to; its target writes the same all the same. */
+  /** The supported constraints, as bits of WELCOME, and the constraints of OPENs; they do not change its target's text. */
   constraints = 0;
   readonly held: unknown[] = [];
-  /** What the verifiers compute in that answer here, one connection after another; "": an earlier one, which says nothing. */
+  /**
+   * The arithmetics of the verifiers behind this address, one connection after another; "": an older one, which reports
+   * none.
+   */
   fleet = [""];
   /** Seconds until a reply. */
   delay = 0.001;
   sockets: FakeSocket[] = [];
-  /** Of a session, its tokens. */
+  /** Makes a socket to this verifier. */
   readonly makeSocket: MakeSocket = (_url, protocols) => {
     this.subprotocols.push(protocols);
     const socket = new FakeSocket(this, this.fleet[(this.subprotocols.length - 1) % this.fleet.length]);
@@ -44,7 +47,7 @@ export class FakeVerifier {
     return socket;
   };
 
-  /** Connections end, as a killed process ends them. */
+  /** End all connections, as a killed process does. */
   kill(): void {
     for (const socket of this.sockets) socket.onclose?.({ code: 1006, reason: "" });
     this.sockets = [];

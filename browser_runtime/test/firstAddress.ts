@@ -1,4 +1,4 @@
-/** Prints how many seconds it takes to be connected to the address that is the argument, at best. */
+/** Prints the seconds until a connection to the address in the argument, at best. */
 
 import { clock } from "../src/clock.js";
 import { Link } from "../src/link/websocket.js";

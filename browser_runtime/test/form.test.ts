@@ -10,7 +10,7 @@ import { type Any, BUNDLE, constraint, counted, read } from "./vectors.js";
 
 const VOCAB = 1000;
 
-/** A request as OpenAI's fields have it, under the names that they have here. */
+/** Rename the fields of OpenAI's request to those of this library. */
 function options(request: Any): FormOptions {
   const names = Object.entries(request).map(([name, value]) => {
     return [name.replace(/_(.)/g, (_, letter) => letter.toUpperCase()), value];
@@ -39,7 +39,7 @@ test("requests become the constraints that Python makes of them, or are refused"
   assert.throws(() => toolUseOf({ tools: [{ type: "function", function: { name: "a b" } }] }), RangeError);
 });
 
-/** A schema counts as what it says, and biases have no order. */
+/** Return a comparable form: schemas are parsed, and biases have no order. */
 function plain(of: ReturnType<typeof constraintOf>) {
   const plain = plainConstraint(of);
   const biases = plain?.biases.sort(([one], [other]) => one - other);

@@ -1,5 +1,5 @@
 /**
- * An engine that every port can write down: logits are a hash of all that a query sees. The rule stands in
+ * An engine that every port can implement: logits are a hash of everything that a query sees. The rule is in
  * tests/android/drafter_vectors.py.
  */
 
@@ -8,7 +8,9 @@ import type { DraftStep, Engine, StepResult } from "../src/drafting/engine.js";
 import { fmix32 } from "../src/protocol/noise.js";
 
 export class HashEngine implements Engine {
-  /** script: a text that it likes to foresee, so that trees hit as a trained drafter's would; not in the vectors. */
+  /**
+   * script: a text that it tends to predict, so that trees are accepted as a trained drafter's would be; not in the vectors.
+   */
   constructor(
     private readonly draftIds: readonly number[],
     private readonly width: number,

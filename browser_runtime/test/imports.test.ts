@@ -1,4 +1,4 @@
-/** Imports in src, of types too, form no circle: neither between files nor between rooms. */
+/** Imports in src, of types too, form no cycles: neither between files nor between rooms. */
 
 import assert from "node:assert/strict";
 import { readdirSync, readFileSync } from "node:fs";
@@ -22,7 +22,7 @@ function arrowsOf(from: string, source: string): Arrow[] {
   return [...paths].map(([, path]) => ({ from, to: new URL(path, `src:/${from}`).pathname.slice(1) }));
 }
 
-/** Those of `arrows` that are part of a circle, when all files of one `place` are one. */
+/** Return those of `arrows` that are part of a cycle, if all files of one `place` count as one. */
 function circular(arrows: readonly Arrow[], place: (file: string) => string): string[] {
   const across = arrows.filter(({ from, to }) => place(from) !== place(to));
   const reached = (start: string) => {

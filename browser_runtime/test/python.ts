@@ -1,4 +1,4 @@
-/** The Python side, which makes what tests are held to. */
+/** The Python side, which makes the expected results of tests. */
 
 import { existsSync } from "node:fs";
 import { fileURLToPath } from "node:url";

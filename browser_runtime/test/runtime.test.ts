@@ -221,7 +221,7 @@ test("no answer mixes two arithmetics, and the next one takes what there is", as
   verifier.fleet = [eight];
   const second = runtimeOf(verifier, { mode: "tree", patience: { ...patience, offline: 0.5 } });
   while (!second.connected) await new Promise(resolve => setTimeout(resolve, 5));
-  const alone = await read(second.resume(record)); // nobody computes like that here: as for another target
+  const alone = await read(second.resume(record)); // no verifier here has that arithmetic: as for another target
   assert.equal(alone.reason, "unreachable");
   assert.match(alone.detail, /begun in/);
   const next = await read(second.generate(PROMPT, { maxNewTokens: 60 }));

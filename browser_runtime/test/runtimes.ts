@@ -15,7 +15,7 @@ export const PROMPT = [5, 9, 2];
 export const shape = new RowShape(1, 2);
 export const draftIds = Uint32Array.from({ length: ALPHABET }, (_, token) => token);
 
-/** What a runtime reads of a bundle, where a token's text is a letter. */
+/** The part of a bundle that a runtime reads; a token's text is a letter. */
 export const bundle = {
   manifest: { targetHash: "target", drafterHash: "drafter", vocabSize: 64, eosIds: [EOS], maxContext: 200 },
   rowShape: shape,

@@ -1,4 +1,4 @@
-/** The page's service worker: an open page gets the files of its own version, whatever is installed meanwhile. */
+/** The page's service worker: an open page gets the files of its own version, even if another one is installed meanwhile. */
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
@@ -28,7 +28,7 @@ class Origin {
     };
   }
 
-  /** What the worker of a version listens to. */
+  /** Return the listeners of a version's worker. */
   async worker(version: string): Promise<Map<string, Listener>> {
     const listeners = new Map<string, Listener>();
     Object.assign(scope, {

@@ -100,7 +100,7 @@ test("inside code a loop is let be, and what nobody wants is given up and goes o
   const { text, begin, sampling: settings } = expected.answers[loop];
   const decoding = { promptLength: begin, sampling: sampling(settings) };
   const inCode = await understudy(ids => "```".repeat(Math.min(1, ids.length)));
-  const free = expected.found[loop + 1].tokens[0]; // where nothing is taken as repeated
+  const free = expected.found[loop + 1].tokens[0]; // if nothing counts as repeated
   assert.equal((await inCode.nextToken(text, decoding))!.token, free);
   assert.notEqual(expected.found[loop].tokens[0], free);
   let asked = 0;
@@ -121,7 +121,7 @@ test("it drafts what it writes where no loop is broken, and nothing anew behind 
     const [one, writer] = [await understudy(), await understudy()];
     const decoding = { promptLength: text.length, sampling: sampling(settings) };
     const written: number[] = [...text];
-    // where no answer has begun, none repeats itself
+    // before an answer begins, nothing is repeated
     while (written.length < text.length + 20) {
       written.push((await writer.nextToken(written, { ...decoding, promptLength: written.length }))!.token);
     }
@@ -133,7 +133,7 @@ test("it drafts what it writes where no loop is broken, and nothing anew behind 
     assert.equal(one.drafted, 16);
     const whole = await one.draft(text, 16, decoding);
     assert.deepEqual(whole.tokens, foreseen.slice(0, 16));
-    // the target drew the same, and one more that was foreseen
+    // the target drew the same, and one more predicted token
     const accepted = written.slice(0, text.length + 9);
     const rest = await one.draft(accepted, 7, decoding);
     assert.deepEqual(rest.tokens, foreseen.slice(9, 16));
@@ -142,7 +142,7 @@ test("it drafts what it writes where no loop is broken, and nothing anew behind 
     }
     assert.deepEqual((await one.draft(accepted, 3, decoding)).tokens, foreseen.slice(9, 12));
     assert.equal(one.drafted, 16);
-    // it drew otherwise
+    // it drew another token
     const other = [...accepted, (foreseen[9] + 1) % 190];
     const fresh = await understudy();
     assert.deepEqual((await one.draft(other, 5, decoding)).tokens, (await fresh.draft(other, 5, decoding)).tokens);

@@ -1,4 +1,4 @@
-/** A bundle without a drafter: its understudy drafts and writes, and lookup makes what trees there are. */
+/** A bundle without a drafter: its understudy drafts and writes, and lookup alone makes trees. */
 
 import assert from "node:assert/strict";
 import { test } from "node:test";

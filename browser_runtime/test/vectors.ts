@@ -6,7 +6,7 @@ import { Constraint } from "../src/protocol/constraint.js";
 import type { Message } from "../src/protocol/messages.js";
 import { Sampling } from "../src/protocol/sampling.js";
 
-// biome-ignore lint/suspicious/noExplicitAny: vectors are whatever the JSON says, and the tests check it
+// biome-ignore lint/suspicious/noExplicitAny: the JSON of vectors has many shapes, and the tests check it
 export type Any = any;
 
 /** The repository; tests run from browser_runtime/dist/lib/test. */
@@ -59,7 +59,7 @@ export function toHex(bytes: Uint8Array): string {
 const camel = (name: string) => name.replace(/_(.)/g, (_, letter) => letter.toUpperCase());
 const snake = (name: string) => name.replace(/[A-Z]/g, letter => `_${letter.toLowerCase()}`);
 
-/** A message as its fields say. */
+/** Make a message from its fields. */
 export function message(fields: Any): Message {
   const entries = Object.entries(fields).map(([name, value]: [string, Any]) => {
     if (name === "sampling") return [name, sampling(value)];
@@ -70,7 +70,7 @@ export function message(fields: Any): Message {
   return { ...said[fields.type as keyof typeof said], ...Object.fromEntries(entries) };
 }
 
-/** The inverse of `message`; vectors leave `constraints` out where it is 0, and an `arithmetic` that says nothing. */
+/** The inverse of `message`; vectors omit `constraints` if it is 0, and an empty `arithmetic`. */
 export function fields(of: Message): Any {
   const told = Object.entries(of).filter(
     ([name, value]) => !(name === "constraints" && value === 0) && !(name === "arithmetic" && value === ""),
@@ -87,7 +87,7 @@ export function fields(of: Message): Any {
   return Object.fromEntries(entries);
 }
 
-/** Equal as JSON values are: fractions to a millionth. */
+/** Compare JSON values: fractions to a millionth. */
 export function same(one: Any, other: Any): boolean {
   if (typeof one === "number" && typeof other === "number") return Math.abs(one - other) <= 1e-6;
   if (typeof one !== "object" || typeof other !== "object" || one === null || other === null) return one === other;
@@ -99,7 +99,7 @@ export function same(one: Any, other: Any): boolean {
   );
 }
 
-/** Says how many vectors of a file were replayed. */
+/** Log how many vectors of a file were replayed. */
 export function counted(name: string, count: number): void {
   console.log(`vectors: ${name} ${count}`);
 }

@@ -51,7 +51,7 @@ await build({
 });
 for (const name of STATIC) cpSync(join(root, "page", name), join(page, name));
 
-// what the page needs to start without a network: all but the graphics card's runtime
+// the files that the page needs to start without a network: all but the graphics card's runtime
 const files = readdirSync(page, { recursive: true })
   .filter(
     name => statSync(join(page, name)).isFile() && !name.includes("asyncify") && !/LEGAL|chunk-.*webgpu/.test(name),

@@ -1,6 +1,6 @@
 /**
- * What ExecuTorch's natives want of fbjni's Java half, which is on none of the registries that the scripted build
- * reads.
+ * The part of fbjni's Java half that ExecuTorch's natives need. It is on none of the registries that the scripted build
+ * uses.
  *
  * Only for that build; the Gradle build takes `com.facebook.fbjni:fbjni`. Names of classes, fields and methods are
  * those that libfbjni.so looks up.
@@ -16,7 +16,7 @@ import java.util.Collections
 open class HybridData {
     @JvmField internal val mDestructor = Destructor(this)
 
-    /** Frees the native half now; again does nothing. */
+    /** Free the native half now; a second call does nothing. */
     @Synchronized
     fun resetNative() = mDestructor.destruct()
 
@@ -67,7 +67,7 @@ open class HybridData {
     }
 }
 
-/** For classes that are their own holder. */
+/** Base of classes that hold their own native half. */
 abstract class HybridClassBase : HybridData()
 
 /** A C++ function as a [Runnable]. */
@@ -88,7 +88,7 @@ class ThreadScopeSupport private constructor() {
     }
 }
 
-/** A C++ exception that came through to Java. */
+/** A C++ exception that reached Java. */
 open class CppException(message: String) : RuntimeException(message)
 
 /** An exception that is not a std::exception. */

@@ -62,7 +62,7 @@ export function treeShape(of: Partial<TreeShape> = {}): TreeShape {
 /**
  * A tree, the log probabilities of its nodes' paths, and its cost.
  *
- * steps: engine steps since it was asked for. ahead: its root had been expanded ahead, with `kept` nodes below it. chain: an
+ * steps: engine steps since it was requested. ahead: its root had been expanded ahead, with `kept` nodes below it. chain: an
  * understudy wrote it, token by token.
  */
 export interface Draft {

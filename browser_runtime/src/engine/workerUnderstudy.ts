@@ -104,7 +104,7 @@ export class WorkerUnderstudy implements UnderstudyThread {
   unload(): void {
     this.worker?.terminate();
     this.worker = null;
-    for (const { resolve } of this.jobs.values()) resolve(null as never); // not awaited any more
+    for (const { resolve } of this.jobs.values()) resolve(null as never); // no longer awaited
     this.jobs.clear();
   }
 

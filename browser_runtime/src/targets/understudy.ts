@@ -72,7 +72,7 @@ const never: Cancelled = async () => false;
 
 /** One call at a time. */
 export class Understudy {
-  private held: number[] = []; // what the model holds
+  private held: number[] = []; // the tokens that the model has read
   private logits: Float32Array | null = null; // after the last of these
   private written: Drafted = { text: [], logProbs: [], decoding: { promptLength: 0, sampling: new Sampling() } };
   /** Tokens so far. */
@@ -195,7 +195,7 @@ export class Understudy {
         for (const token of this.barred) if (token < row.length) row[token] = Number.NEGATIVE_INFINITY;
       return rows;
     } catch (error) {
-      this.held = []; // what it holds now is unknown
+      this.held = []; // its contents are unknown now
       this.logits = null;
       throw error;
     }

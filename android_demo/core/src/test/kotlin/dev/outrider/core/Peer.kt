@@ -18,8 +18,8 @@ import kotlin.concurrent.thread
 import kotlin.test.assertNotNull
 
 /**
- * A verifier that greets every device and then listens. [tokens]: who may come in; null: anyone. refusals: HTTP
- * statuses that the first dials get.
+ * A verifier that greets every device and then listens. [tokens]: the accepted tokens; null: any. refusals: HTTP
+ * statuses of the first dials.
  */
 internal class Peer(private val tokens: Set<String>? = null, vararg refusals: String) : Closeable {
     private val server = ServerSocket(0, 50, InetAddress.getLoopbackAddress())
@@ -34,7 +34,7 @@ internal class Peer(private val tokens: Set<String>? = null, vararg refusals: St
     /** The `Authorization` of every dial. */
     val dials = CopyOnWriteArrayList<String>()
 
-    /** The first byte of every frame behind HELLO. */
+    /** The first byte of every frame after HELLO. */
     val frames = CopyOnWriteArrayList<Int>()
 
     init {
@@ -77,7 +77,7 @@ internal class Peer(private val tokens: Set<String>? = null, vararg refusals: St
     private fun line(input: DataInputStream): String =
         generateSequence { input.readByte().toInt().toChar() }.takeWhile { it != '\n' }.joinToString("").trim()
 
-    /** Reads a frame and gives its first byte. */
+    /** Read a frame and return its first byte. */
     private fun frame(input: DataInputStream): Int {
         val first = input.readUnsignedByte()
         val size = input.readUnsignedByte() and 0x7F
@@ -94,7 +94,7 @@ internal class Peer(private val tokens: Set<String>? = null, vararg refusals: St
     }
 }
 
-/** The next of what was reported; a test fails where nothing comes. */
+/** Return the next reported event; the test fails if none comes. */
 internal fun <T : Any> LinkedBlockingQueue<T>.next(): T = assertNotNull(poll(20, TimeUnit.SECONDS), "nothing came")
 
 /** Waits until [condition] holds. */

@@ -4,8 +4,8 @@ import java.lang.reflect.InvocationTargetException
 import kotlin.system.exitProcess
 
 /**
- * Runs test methods, named as CLASS#METHOD, without JUnit: code that was turned back from dex has no annotations left.
- * A class's `clean` follows each.
+ * Runs test methods, named as CLASS#METHOD, without JUnit: code converted back from dex has no annotations. A class's
+ * `clean` runs after each.
  */
 fun main(names: Array<String>) {
     var failed = 0

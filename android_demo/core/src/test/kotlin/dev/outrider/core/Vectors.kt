@@ -62,7 +62,7 @@ internal object Vectors {
 
     fun bytes(fields: Any?, name: String): ByteArray = fields.field<Any>(name).field<String>("hex").hexToBytes()
 
-    /** A message as its fields say. */
+    /** Make a message from its fields. */
     fun message(f: Any?): Message {
         fun stream() = f.int("stream")
         fun seq() = f.field<Long>("seq")
@@ -142,7 +142,7 @@ internal object Vectors {
     private fun told(arithmetic: String) =
         if (arithmetic.isEmpty()) emptyMap() else mapOf("arithmetic" to arithmetic)
 
-    /** Equal as JSON values are: numbers by value, fractions to a millionth. */
+    /** Compare JSON values: numbers by value, fractions to a millionth. */
     fun same(one: Any?, other: Any?): Boolean = when {
         one is Number && other is Number ->
             if (one is Double || other is Double) Math.abs(one.toDouble() - other.toDouble()) <= 1e-6

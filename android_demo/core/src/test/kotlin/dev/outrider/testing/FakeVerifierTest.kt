@@ -17,7 +17,7 @@ import kotlin.test.assertTrue
 import kotlinx.coroutines.flow.toList
 import kotlinx.coroutines.runBlocking
 
-/** What an app's tests rely on. */
+/** The behaviour that an app's tests rely on. */
 class FakeVerifierTest {
     private val bundle = fakeBundle()
     private val answer = "Because air scatters blue light more than red. ☀"

@@ -18,8 +18,8 @@ private object Bytes : Tokenizer {
 }
 
 /**
- * A bundle without files, for tests: a token is a byte of UTF-8, a prompt has a line for each message, such as
- * `user: Why?`. [maxContext]: tokens of a conversation and its answer.
+ * A bundle without files, for tests: a token is a byte of UTF-8, a prompt has a line for each message, such as `user:
+ * Why?`. [maxContext]: most tokens of a conversation and its answer.
  */
 public fun fakeBundle(maxContext: Int = 1024): Bundle {
     val manifest = Manifest("fake", "target", "drafter", FIRST + 256, setOf(EOS), maxContext, 1, 1, 2, emptyMap())

@@ -8,11 +8,11 @@ import dev.outrider.core.protocol.fmix32
 import java.nio.FloatBuffer
 
 /**
- * An engine without a model, for tests: its logits are a hash of all that a query sees, so a text is always the same.
- * Every port can write the rule down; it stands in tests/android/drafter_vectors.py.
+ * An engine without a model, for tests: its logits are a hash of everything that a query sees, so texts are
+ * reproducible. All ports implement the rule, which is in tests/android/drafter_vectors.py.
  *
  * draftIds: token ids of the logits; width: values of one cached key; rowWidth: of one feature row's keys. script: a
- * text, prompt included, that it likes to foresee, as a trained drafter would; not in the vectors.
+ * text, prompt included, that it tends to predict, as a trained drafter would; not in the vectors.
  */
 public class FakeEngine(
     private val draftIds: IntArray,
@@ -20,7 +20,7 @@ public class FakeEngine(
     private val rowWidth: Int,
     @Volatile internal var script: List<Int> = emptyList(),
 ) : Engine {
-    /** For the drafter that [bundle] describes. */
+    /** Makes one with the shapes of the drafter in [bundle]. */
     public constructor(bundle: Bundle) : this(
         bundle.draftIds, with(bundle.manifest) { saKvHeads * headDim }, bundle.manifest.rowShape.values / 2,
     )

@@ -25,7 +25,7 @@ private const val NODES = 32
 private const val ROOT = 255
 
 /**
- * A verifier in this process, for an app's own tests: its target writes what [answer] gives for a rendered prompt.
+ * A verifier in this process, for an app's own tests: its target writes the result of [answer] for a rendered prompt.
  *
  *     val bundle = fakeBundle()
  *     val verifier = FakeVerifier(bundle) { "Because of Rayleigh scattering." }
@@ -39,9 +39,9 @@ public class FakeVerifier(
     private val answer: (prompt: String) -> String,
 ) : Transport {
     private val thread = Executors.newSingleThreadScheduledExecutor { Thread(it, "fake").apply { isDaemon = true } }
-    private val sockets = HashSet<FakeSocket>() // of that thread, as is what is below
+    private val sockets = HashSet<FakeSocket>() // used by that thread only, like the fields below
 
-    /** What is written in each answer, prompt and end included; by session and stream. */
+    /** The text of each answer, prompt and end included; by session and stream. */
     private val texts = HashMap<Pair<List<Byte>, Int>, List<Int>>()
 
     /** False: connections end, and dialling fails, until it is true again. */
@@ -56,7 +56,7 @@ public class FakeVerifier(
         url: URI, subprotocol: String, headers: Map<String, String>, listener: Transport.Listener,
     ): Transport.Socket = FakeSocket(listener).apply { dial() }
 
-    /** Token ids of a session on a connection; streaming: the number of the run that may go on. */
+    /** Token ids of a session on a connection; streaming: the number of the run that may continue. */
     private class Committed(val ids: MutableList<Int>, val wanted: List<Int>, var streaming: Int = 0) {
         fun next(): Int = wanted.getOrElse(ids.size) { EOS }.also(ids::add)
     }

@@ -36,7 +36,7 @@ private class Timed(private val engine: Engine) : Engine {
     override fun close() = engine.close()
 }
 
-/** For benchmarks/jvm.py: a JSON line of settings, then a figure as a JSON line for every line that asks for one. */
+/** For benchmarks/jvm.py: reads a JSON line of settings, then answers each line with a figure as a JSON line. */
 fun main() {
     val settings = Json.parse(readln())
     val begun = memory()
@@ -57,7 +57,7 @@ fun main() {
     }
 }
 
-/** Times of the same step again and again. */
+/** Return the times of one repeated step. */
 private fun steps(engine: Engine, bundle: Bundle, asked: Any?): Map<String, Any?> {
     val (width, past) = asked.int("width") to asked.int("past")
     val manifest = bundle.manifest
@@ -78,7 +78,9 @@ private fun steps(engine: Engine, bundle: Bundle, asked: Any?): Map<String, Any?
     return mapOf("seconds" to seconds.toList())
 }
 
-/** Time of a draft behind each of the last tokens of some texts, all of it and in the engine, and the trees. */
+/**
+ * Return the time of a draft after each of the last tokens of some texts, in total and in the engine, and the trees.
+ */
 private fun drafts(engine: Timed, bundle: Bundle, asked: Any?): Map<String, Any?> {
     val shape = TreeShape(asked.int("nodes"))
     val sampling = Vectors.sampling(asked.field<Any>("sampling"))
@@ -96,7 +98,7 @@ private fun drafts(engine: Timed, bundle: Bundle, asked: Any?): Map<String, Any?
             val tree = drafter.draft(prefix, sampling, shape).tree
             val taken = (System.nanoTime() - began) / 1e9
             trees += tree.tokens + tree.parents
-            if (end == asked.int("start")) continue // fills the cache
+            if (end == asked.int("start")) continue // this one fills the cache
             seconds += taken
             inside += engine.seconds
             steps += engine.steps
@@ -105,7 +107,7 @@ private fun drafts(engine: Timed, bundle: Bundle, asked: Any?): Map<String, Any?
     return mapOf("seconds" to seconds, "engine" to inside, "steps" to steps, "trees" to trees)
 }
 
-/** With feature rows everywhere but at the last token. */
+/** Make a drafter with feature rows of all tokens but the last. */
 private fun drafter(engine: Engine, bundle: Bundle, length: Int): Drafter {
     val manifest = bundle.manifest
     val shape: RowShape = manifest.rowShape
@@ -123,7 +125,7 @@ private fun direct(count: Int): FloatBuffer {
     return buffer
 }
 
-/** kB of this process: resident, the most so far, and of Java's heap what is in use. */
+/** Return kB of this process: resident, the highest so far, and used in Java's heap. */
 private fun memory(): Map<String, Long> {
     System.gc()
     val rows = File("/proc/self/status").readLines().associate { it.substringBefore(':') to it.substringAfter(':') }

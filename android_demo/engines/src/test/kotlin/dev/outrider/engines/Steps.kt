@@ -17,7 +17,7 @@ import kotlin.system.exitProcess
  *
  * STEPS holds, little-endian, for each step the 32-bit numbers n, w, past and rows, then its 64-bit tokens, positions
  * and wanted, then its float32 mask, keys, values, rowKeys and rowValues. RESULTS gets for each step the float32
- * logits, keys and values. An error is one line on standard error: its class, what it says.
+ * logits, keys and values. An error is one line on standard error: its class and message.
  */
 fun main(arguments: Array<String>) {
     val (bundle, engine, threads, steps, results) = arguments
@@ -36,7 +36,7 @@ private fun run(bundle: Bundle, name: String?, threads: Int, steps: File, result
         DataOutputStream(results.outputStream().buffered()).use { out ->
             while (data.hasRemaining()) out.write(bytes(engine.step(step(data, bundle))))
         }
-        engine.close() // again: nothing happens
+        engine.close() // a second call does nothing
     }
 }
 

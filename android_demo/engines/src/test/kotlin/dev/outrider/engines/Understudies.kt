@@ -20,9 +20,9 @@ import kotlin.system.exitProcess
  *
  * Standard input is a JSON object. Of its `steps`, each `past`, `tokens` and `wanted`, LOGITS gets the logits, float32,
  * little-endian. For each of its `answers` (`text`, `begin`, `drafted`, `count`, `sampling`) a JSON line goes out: how
- * many of the `drafted` tokens behind the text agree, and the `count` tokens that are written behind these, with their
- * probabilities. So it does for each of its `chains` (`text`, `count`, `sampling`), see [chain]. An error is one line
- * on standard error.
+ * many of the `drafted` tokens after the text agree, and the `count` tokens written after these, with their
+ * probabilities. The same for each of its `chains` (`text`, `count`, `sampling`), see [chain]. An error is one line on
+ * standard error.
  */
 fun main(arguments: Array<String>) {
     val (folder, sha256, maxContext, threads, logits) = arguments
@@ -79,8 +79,8 @@ private class Counted(private val model: UnderstudyModel) : UnderstudyModel by m
 }
 
 /**
- * What is drafted behind the text, with the scores; what follows, which was drafted on with; what is drafted behind all
- * that was right, and the token behind it; and the model's steps for it all.
+ * Return the draft after the text, with its scores; the continuation by drafting ahead; the draft after the correct
+ * tokens and the next one; and the model's steps for all of it.
  */
 private fun chain(model: OnnxUnderstudy, asked: Any?): Map<String, Any?> {
     val counted = Counted(model)

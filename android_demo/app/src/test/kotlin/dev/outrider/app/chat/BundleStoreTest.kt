@@ -76,7 +76,7 @@ class BundleStoreTest {
             manifest(files, mapOf("understudy" to mapOf("folder" to folder, "manifest_sha256" to hash(its))))
         val own = files + ("manifest.json" to naming("later"))
         val behind = (small + ("manifest.json" to its)).mapKeys { "later/${it.key}" }
-        val all = (behind + own).mapKeys { "mine/${it.key}" } // its manifest comes first
+        val all = (behind + own).mapKeys { "mine/${it.key}" } // the understudy's manifest comes first
         for (steps in listOf(listOf(all), listOf(own, all), listOf(own, behind + own, own))) {
             root.deleteRecursively()
             val needs = ArrayList<Needs>()

@@ -34,7 +34,7 @@ class ChatSessionTest {
     private val scopes = mutableListOf<CoroutineScope>()
     private val closed = mutableListOf<Engine>()
 
-    /** Steps that the engine may still make. */
+    /** Steps that the engine may still take. */
     private val steps = Semaphore(0)
 
     @AfterTest
@@ -79,7 +79,7 @@ class ChatSessionTest {
 
     private fun done(state: ChatState) = state.turns.size == 2 && !state.answering
 
-    /** A session with an answer on its way, of [letters] so far or a few more. */
+    /** A session with an answer in progress, of [letters] so far or a few more. */
     private suspend fun answering(letters: Int): ChatSession {
         steps.release(5)
         val session = session()
@@ -129,7 +129,7 @@ class ChatSessionTest {
         first.clear().join()
         first.ask("Why?")
         val entry = journaled { it.reply.sumOf { piece -> piece.text.length } >= 5 }
-        scopes.last().cancel() // nothing more of this process happens
+        scopes.last().cancel() // as if this process had ended
         assertNotNull(entry.record)
         journal.write(entry)
         steps.release(1000)

@@ -28,8 +28,8 @@ private class Words : Tokenizer {
 }
 
 /**
- * The app without its screens, for tests/android: one JSON line of settings, then lines of questions; what the screen
- * would show goes out as JSON lines. A line may also be "stop", "clear", "quit" or "server ADDRESS".
+ * The app without its screens, for tests/android: one JSON line of settings, then lines of questions; the screen's
+ * contents go out as JSON lines. A line may also be "stop", "clear", "quit" or "server ADDRESS".
  */
 fun main() {
     val settings = Json.parse(readln()) as Map<*, *>
@@ -94,7 +94,7 @@ private fun tell(state: ChatState) = synchronized(System.out) {
     System.out.flush()
 }
 
-/** null where R8 left out what [read] reads, as no screen of the app does. */
+/** Read a value; null if R8 removed it, as no screen of the app uses it. */
 private fun <T> unlessShrunk(read: () -> T): T? = try {
     read()
 } catch (_: NoSuchMethodError) {

@@ -18,7 +18,7 @@ class ReplyTest {
 
     private fun provisional(text: String) = Piece(Kind.PROVISIONAL, text)
 
-    /** Behind an event that leaves these texts. */
+    /** Return the reply after an event that leaves these texts. */
     private fun Reply.then(verified: String, provisional: String, event: (String, Int, String) -> Event): Reply =
         after(event(verified.substring(this.verified.length), this.provisional.length, provisional))
 

@@ -6,7 +6,7 @@ import kotlin.test.Test
 import kotlin.test.assertEquals
 import kotlin.test.assertTrue
 
-/** What the screen draws and speaks, and the figures on it. */
+/** Text that the screen draws and speaks, and the figures on it. */
 class WordsTest {
     @Test
     fun everyKindHasAShapeOfItsOwn() {

@@ -4,7 +4,7 @@ import java.text.Normalizer
 
 /** Text to token ids and back. */
 internal interface Tokenizer {
-    /** Tokens that stand for themselves wherever their content occurs in a text. */
+    /** Tokens that match wherever their content occurs in a text. */
     val addedTokens: List<AddedToken> get() = emptyList()
 
     /**
@@ -30,7 +30,7 @@ private fun wellFormed(text: String): String = HALF.replace(text, "\uFFFD")
 /** tokenizer.json has something that this reader does not support. */
 internal class TokenizerError(message: String) : IllegalArgumentException(message)
 
-/** A token that stands for itself wherever its [content] occurs. normalized: it is searched for in normalised text. */
+/** A token that matches wherever its [content] occurs. normalized: it is searched for in normalised text. */
 internal class AddedToken(val id: Int, val content: String, val special: Boolean, val normalized: Boolean)
 
 /** Cuts a word into tokens. */

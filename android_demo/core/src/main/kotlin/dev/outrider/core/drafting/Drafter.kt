@@ -43,7 +43,7 @@ internal data class TreeShape(val nodes: Int = 32, val depth: Int = 20, val brea
 /**
  * A tree, the log probabilities of its nodes' paths, and its cost.
  *
- * steps: engine steps since it was asked for. ahead: its root had been expanded ahead, with [kept] nodes below it.
+ * steps: engine steps since it was requested. ahead: its root had been expanded ahead, with [kept] nodes below it.
  * chain: an understudy wrote it, token by token.
  */
 internal data class Draft(

@@ -50,7 +50,7 @@ internal class PackWriter {
         }
     }
 
-    /** A length in one, two or four bytes behind [mark], [mark] + 1 or [mark] + 2. */
+    /** Write a length in one, two or four bytes after [mark], [mark] + 1 or [mark] + 2. */
     private fun sized(size: Int, mark: Int) {
         when {
             size <= 0xFF -> { byte(mark); byte(size) }

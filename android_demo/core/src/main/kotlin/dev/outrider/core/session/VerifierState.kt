@@ -180,7 +180,7 @@ internal class VerifierState(
         connectBy = null
     }
 
-    /** VERIFY [draft] below the first [base] tokens, where the text has [room] levels. */
+    /** VERIFY [draft] below the first [base] tokens, if the text has [room] levels. */
     fun verify(draft: Draft, room: Int, base: Int, now: Double): Send {
         val kind = if (draft.chain) RequestKind.CHAIN else RequestKind.TREE
         val tree = draft.tree.pruned(maxNodes, room) // it may be older than the limits

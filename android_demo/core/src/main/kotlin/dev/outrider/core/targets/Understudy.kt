@@ -75,7 +75,7 @@ public class Understudy @EngineApi constructor(
 
     @Volatile
     private var model: UnderstudyModel? = null
-    private val held = ArrayList<Int>() // what the model holds
+    private val held = ArrayList<Int>() // the tokens that the model has read
     private var logits: FloatArray? = null // after the last of these
     private var chain = Chain()
 

@@ -5,7 +5,7 @@ import kotlin.test.Test
 import kotlin.test.assertEquals
 import kotlin.test.assertNull
 
-/** Tokens written alone come at a reader's pace. */
+/** Offline tokens appear at a reader's pace. */
 class HeldTokenTest {
     @Test
     fun tokensWrittenAloneComeWhenAReaderDoes() {
@@ -16,13 +16,13 @@ class HeldTokenTest {
         for (written in 0..2) reader.shown(7, written, 100 + written / 10.0)
         due(100.3, 7, 3)
         for (written in 1..2) {
-            due(100 + written / 10.0, 7, written) // as the last two were withdrawn
+            due(100 + written / 10.0, 7, written) // the last two were withdrawn
             reader.shown(7, written, 100.21)
         }
-        due(100.3, 7, 3) // the reader is no further
-        reader.shown(7, 3, 109.0) // a writer that was slow makes up for a second
+        due(100.3, 7, 3) // the reader has not moved
+        reader.shown(7, 3, 109.0) // a slow writer catches up one second
         due(108.1, 7, 4)
-        due(109.1, 8, 1) // behind what the target verified reading begins anew
+        due(109.1, 8, 1) // reading begins again after newly verified tokens
         reader.shown(8, 1, 110.0)
         due(110.1, 8, 2)
     }

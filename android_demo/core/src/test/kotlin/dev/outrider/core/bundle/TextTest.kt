@@ -9,10 +9,10 @@ import kotlin.test.assertEquals
 import kotlin.test.assertFailsWith
 import kotlin.test.assertTrue
 
-/** Tokenizer, text in pieces and chat templates as the vectors have them. */
+/** Tokenizer, text in pieces and chat templates against the vectors. */
 class TextTest {
     private companion object {
-        /** Texts that hold half of a surrogate pair, and what they are read as. */
+        /** Texts with half of a surrogate pair, and their normalised forms. */
         val HALVES = listOf("a\uD83D b" to "a\uFFFD b", "\uDE00\uD83D" to "\uFFFD\uFFFD", "😀\uD800" to "😀\uFFFD")
 
         /** The vectors of a tokenizer, and the tokenizer; the default bundle's is read from the bundle. */

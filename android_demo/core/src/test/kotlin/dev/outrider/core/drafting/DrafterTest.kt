@@ -17,9 +17,9 @@ import kotlin.test.assertFailsWith
 import kotlin.test.assertNull
 import kotlin.test.assertTrue
 
-/** The drafter as the vectors have it. */
+/** The drafter against the vectors. */
 class DrafterTest {
-    /** The same trees bit for bit; probabilities to what another exp and log may differ by. */
+    /** The same trees bit for bit; probabilities within the tolerance of another exp and log. */
     @Test
     fun draftsTheSameTrees() {
         var drafts = 0
@@ -141,7 +141,7 @@ class DrafterTest {
         assertEquals(Lookup.Guess(70_016, 0.70), whole.guess(long.take(16)))
         whole.follow(listOf(1, 2, 3, 4, 5, 6, 77, 1, 2, 3, 4, 5, 6))
         whole.remember(listOf(2, 3, 4, 5, 6, 88))
-        assertEquals(Lookup.Guess(77, 0.82), whole.guess(emptyList())) // what it says itself is surer
+        assertEquals(Lookup.Guess(77, 0.82), whole.guess(emptyList())) // its own text is surer
     }
 
     private fun drafterOf(setup: Any?): Drafter {

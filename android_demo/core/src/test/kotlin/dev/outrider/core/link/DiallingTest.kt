@@ -54,7 +54,7 @@ class DiallingTest {
         }
     }
 
-    /** With the address of a listener whose queue is full, so that it answers nobody. */
+    /** Test with the address of a listener that never answers, as its queue is full. */
     private fun full(test: (InetSocketAddress) -> Unit) = ServerSocket(0, 1, address("127.0.0.1")).use { server ->
         val address = InetSocketAddress("127.0.0.1", server.localPort)
         val waiting = List(4) { Socket() }

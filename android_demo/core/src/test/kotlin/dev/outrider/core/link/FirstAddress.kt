@@ -6,7 +6,7 @@ import dev.outrider.core.protocol.PROTOCOL_VERSION
 import java.util.concurrent.LinkedBlockingQueue
 import kotlin.system.exitProcess
 
-/** Prints how many seconds it takes to be connected to the address that is the argument, at best. */
+/** Prints the seconds until a connection to the address in the argument, at best. */
 fun main(arguments: Array<String>) {
     println(List(3) { secondsTo(arguments[0]) }.min())
     exitProcess(0)

@@ -76,7 +76,10 @@ class ProxyTest {
     }
 }
 
-/** An HTTP proxy that connects everybody to the port [upstream]. authorization: what it asks for; null: nothing. */
+/**
+ * An HTTP proxy that connects all clients to the port [upstream]. authorization: the header that it requires; null:
+ * none.
+ */
 private class HttpProxy(private val upstream: Int, private val authorization: String? = null) : Closeable {
     private val server = ServerSocket(0, 5, InetAddress.getLoopbackAddress())
     val port get() = server.localPort

@@ -18,7 +18,7 @@ internal class VirtualTimer : ScheduledThreadPoolExecutor(1) {
 
     private val tasks = CopyOnWriteArrayList<Task>()
 
-    /** What its clock shows. */
+    /** The time of its clock. */
     @Volatile
     var millis = 0L
 

@@ -11,7 +11,7 @@ import kotlin.test.assertFailsWith
 import kotlin.test.assertNotNull
 import kotlin.test.assertNull
 
-/** Sampling, feature rows and cost curves as the vectors have them. */
+/** Sampling, feature rows and cost curves against the vectors. */
 class SamplingTest {
     @Test
     fun drawsFollowTheVectors() {

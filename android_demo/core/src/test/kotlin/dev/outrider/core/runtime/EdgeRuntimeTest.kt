@@ -75,7 +75,7 @@ class EdgeRuntimeTest {
 
     private val log = CopyOnWriteArrayList<String>()
 
-    /** The text that a user sees behind [events]. */
+    /** The text that a user sees after [events]. */
     private fun shown(events: List<Event>) = Shown().apply { events.forEach(::add) }
 
     @Test
@@ -124,7 +124,7 @@ class EdgeRuntimeTest {
 
     @Test
     fun oneAnswerAtATime() = runBlocking {
-        runtime("127.0.0.1:9").use { runtime -> // nobody listens there
+        runtime("127.0.0.1:9").use { runtime -> // without a listener
             var closed = false
             runtime.generate("Why?").collect { event ->
                 if (event is Provisional && !closed) {

@@ -16,7 +16,7 @@ import kotlin.test.assertEquals
 import kotlin.test.assertFailsWith
 import kotlin.test.assertTrue
 
-/** What answers may be held to: constraints of requests, and prompts with tools, as Python makes them. */
+/** Constraints of requests, and prompts with tools, against Python's vectors. */
 class FormTest {
     @Test
     fun messagesAreReadInOnePlace() {
@@ -108,7 +108,7 @@ class FormTest {
     }
 }
 
-/** A request as OpenAI's fields have it. */
+/** Make a request from OpenAI's fields. */
 internal fun requestOf(fields: Map<String, Any?>): Request {
     val format = fields["response_format"]
     return Request(

@@ -12,14 +12,16 @@ import kotlin.test.assertFailsWith
 import kotlin.test.assertFalse
 import kotlin.test.assertTrue
 
-/** Reading, judging, writing and loops, of a model that is a hash. With a real one: test_kotlin_understudy.py. */
+/**
+ * Reading, judging, writing and loops with a model whose logits are hashes. With a real one: test_kotlin_understudy.py.
+ */
 class UnderstudyTest {
     private val prompt = listOf(1, 17, 44, 8, 9)
     private val samplings = listOf(Sampling(), Sampling(0.8, topP = 0.95, seed = 7))
 
     private fun made() = Understudy({ "" }) { HashModel(50) }
 
-    /** What the model writes behind the prompt, token by token. */
+    /** Return the model's text after the prompt, written token by token. */
     private fun plain(count: Int, sampling: Sampling): List<Int> {
         val model = HashModel(50)
         val text = prompt.toMutableList()
@@ -94,7 +96,7 @@ class UnderstudyTest {
     @Test
     fun judgingIsGivenUpBetweenTwoSteps() {
         val expected = plain(2 * 64, Sampling())
-        for (allowed in 0..4) { // before it opens, reads, judges and judges on
+        for (allowed in 0..4) { // before opening, before reading, and before each judging step
             var asked = 0
             val understudy = made()
             val agreed = understudy.agreed(expected, prompt.size, Decoding(prompt.size)) { ++asked > allowed }
@@ -158,7 +160,7 @@ class UnderstudyTest {
             assertTrue((listOf(0.0) + scores).zipWithNext().all { (sooner, later) -> later < sooner })
             understudy.draftAhead(8) { false }
             assertEquals(20 to 20, understudy.drafted to model.steps)
-            // the target draws the same, and goes on: nothing of it is drafted again
+            // the target draws the same and continues: nothing is drafted again
             val text = expected.take(size + 13)
             val (after, known) = understudy.draft(text, 7, decoding)
             assertEquals(expected.subList(size + 13, size + 20), after)
@@ -167,12 +169,12 @@ class UnderstudyTest {
             assertEquals(fresh.first, after)
             for ((one, other) in fresh.second.zip(known)) assertEquals(one, other, 1e-9)
             assertEquals(after.take(3), understudy.draft(text, 3, decoding).first)
-            // it draws otherwise
+            // it draws another token
             val other = expected.take(size + 14) + (expected[size + 14] + 1) % 50
             assertEquals(made().draft(other, 5, decoding), understudy.draft(other, 5, decoding))
             assertEquals(made().nextToken(other, decoding), understudy.nextToken(other, decoding))
             understudy.unload()
-            understudy.draftAhead(8) { false } // of nothing
+            understudy.draftAhead(8) { false } // without a draft
             assertFalse(understudy.loaded)
         }
     }
@@ -181,7 +183,7 @@ class UnderstudyTest {
     fun aDraftIsGivenUpAndEndsWithTheContext() {
         assertEquals(emptyList<Int>() to emptyList(), made().draft(prompt, 8, Decoding(prompt.size)) { true })
         var asked = 0
-        // to begin and to read, of the prompt and of two
+        // checks at the beginning, while reading the prompt, and after two tokens
         val cut = made().draft(prompt, 8, Decoding(prompt.size)) { asked++ >= 5 }
         assertEquals(plain(2, Sampling()).drop(prompt.size), cut.first)
         val bound = Understudy({ "" }, maxContext = prompt.size + 3) { HashModel(50) }
@@ -221,7 +223,7 @@ class UnderstudyTest {
         assertTrue(found > 100)
     }
 
-    /** Always says the same twelve words, one after the other. */
+    /** Repeats the same twelve words. */
     private class Looping : UnderstudyModel {
         override fun step(past: Int, tokens: List<Int>, wanted: Int): List<FloatArray> =
             tokens.takeLast(wanted).map { token ->
