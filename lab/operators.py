@@ -1,4 +1,4 @@
-"""Where a step's time goes: ONNX Runtime's own profile of the target's graph and of the drafter's, by operator.
+"""Profile a step by operator: ONNX Runtime's own profile of the target's graph and of the drafter's.
 
     python -m lab.operators
     python -m lab.operators --bundle build/bundle --threads 2 --rows 1 9 33

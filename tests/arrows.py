@@ -1,4 +1,4 @@
-"""Which rooms of the house import which: read from the source, without running it."""
+"""The imports between rooms of the house, read from the source without running it."""
 
 from __future__ import annotations
 

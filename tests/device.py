@@ -1,4 +1,4 @@
-"""Which device the tests marked `gpu` run the target on: `make test-gpu` runs the same tests on CUDA."""
+"""The device on which tests marked `gpu` run the target: `make test-gpu` runs the same tests on CUDA."""
 
 from __future__ import annotations
 

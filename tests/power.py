@@ -1,4 +1,4 @@
-"""What a power cut would take: bytes that no fsync has put on the disk before a rename says that they are there."""
+"""Find data that a power cut would lose: bytes renamed into place before an fsync put them on the disk."""
 
 from __future__ import annotations
 

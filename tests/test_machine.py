@@ -1,4 +1,4 @@
-"""What a machine says of itself: memory, other processes, bandwidth."""
+"""The description of a machine: memory, other processes, bandwidth."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Schemas that nobody here wrote, and many that somebody did: what is accepted is served, and the outcomes are counted.
+"""Schemas of a public suite, and of the kinds that apps send: accepted ones are served, and outcomes are counted.
 
 The suite is the JSON Schema Test Suite's draft 2020-12 (MIT, `tests/json_schema_suite/LICENSE`) as jsonschema 4.26.0
 ships it, with the optional tests of ten formats, in one file.

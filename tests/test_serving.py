@@ -1,4 +1,4 @@
-"""What HTTP servers have in common: all addresses of a name on one port, what loopback is, which pages may ask."""
+"""Rules that all HTTP servers share: all addresses of a name on one port, loopback, and allowed web pages."""
 
 from __future__ import annotations
 

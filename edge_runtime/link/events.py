@@ -1,4 +1,4 @@
-"""What a link reports, and what it counts."""
+"""The events of a link, and its traffic counters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a shared library of 64 bits says of itself."""
+"""Read the headers of a 64-bit shared library."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Vectors of what an answer may be held to: fields of requests as constraints, and prompts with tools."""
+"""Vectors of constraints made from fields of requests, and of prompts with tools."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Write what ports of the device side replay beside outrider_core/protocol/vectors' frames, noise and sessions.
+"""Write the vectors that ports replay beside outrider_core/protocol/vectors' frames, noise and sessions.
 
 `python -m tests.android.make_vectors`. Each file is an array with one vector a line.
 """

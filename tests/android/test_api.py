@@ -1,4 +1,4 @@
-"""What an app sees of the Kotlin library: as recorded, documented, and not too much."""
+"""The Kotlin library's public API is the recorded one, documented, and not too large."""
 
 from __future__ import annotations
 

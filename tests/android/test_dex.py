@@ -1,4 +1,4 @@
-"""What R8 makes of core, engines and app, turned back into classes, does what it did before.
+"""R8's output of core, engines and app, converted back to classes, behaves as before.
 
 `shrunk` has all tests inside; `shipped` is the code of the signed APK itself.
 """

@@ -1,4 +1,4 @@
-"""An APK signed with a key of one's own: whose it is, what is said where it cannot be had, no secret in sight."""
+"""An APK signed with a key of one's own: its signer, the error if the key is unavailable, and no secret shown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `benchmarks.offline` measures, and what it shows where it is interrupted."""
+"""The measurements of `benchmarks.offline`, and its output if it is interrupted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names that nobody reads are found in bounded work, however a body is made."""
+"""Ignored names are found in bounded work, in any body."""
 
 from __future__ import annotations
 

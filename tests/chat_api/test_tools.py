@@ -1,4 +1,4 @@
-"""Calls in an answer's text, however it is cut; tools in prompts: nobody's text becomes another's turn."""
+"""Calls in an answer's text, in any pieces; tools in prompts: no text becomes another speaker's turn."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which engine runs the target, and what is said where it cannot."""
+"""The choice of the engine for a target, and the errors if it cannot run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Faults of the engine: what cannot be computed fails alone, what is broken for good is told and ended."""
+"""Faults of the engine: one bad request fails alone; a permanent fault is reported and ends the verifier."""
 
 from __future__ import annotations
 

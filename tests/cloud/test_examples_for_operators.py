@@ -1,4 +1,4 @@
-"""What docs/examples gives operators fits the verifier: names of metrics, labels and settings, paths, times."""
+"""docs/examples for operators match the verifier: names of metrics, labels and settings, paths, times."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where programs keep things: no home, a cache of another user, a folder that is read-only, a full disk."""
+"""Folders of programs: without a home, with another user's cache, a read-only folder, a full disk."""
 
 from __future__ import annotations
 

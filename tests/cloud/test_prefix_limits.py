@@ -1,4 +1,4 @@
-"""What sharing may cost at worst: others' time, rows of the pool, memory, and the harm that one faulty row does."""
+"""The worst costs of sharing: others' time, rows of the pool, memory, and the harm of one faulty row."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `cloud.scale` does with the verifier's settings before Ray starts: all are honoured or refused."""
+"""`cloud.scale` honours or refuses each of the verifier's settings before Ray starts."""
 
 from __future__ import annotations
 

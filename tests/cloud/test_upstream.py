@@ -1,4 +1,4 @@
-"""The verifier over somebody else's server: its protocol, against servers that answer as vLLM and SGLang document it.
+"""The verifier over another server: its protocol, against servers that answer as vLLM and SGLang document it.
 
 They compute on the tiny target, so that texts can be compared with plain decoding's. A real vLLM is in
 test_upstream_vllm.py; no real SGLang was tried.

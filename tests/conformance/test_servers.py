@@ -1,4 +1,4 @@
-"""What every server of these calls is expected to do, as the tests of llama.cpp and vLLM ask it of theirs."""
+"""The common behaviour of servers of these calls, as the tests of llama.cpp and vLLM expect it of theirs."""
 
 from __future__ import annotations
 

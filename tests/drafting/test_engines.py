@@ -1,4 +1,4 @@
-"""Which engine opens a bundle, what is said where none can, and what the engines hand to their runtimes."""
+"""The choice of an engine for a bundle, the error if none can open it, and the inputs of the runtimes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What cross-attention reads of the feature rows, with and without a null row."""
+"""The feature rows that cross-attention reads, with and without a null row."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trees under an answer's rules: nothing forbidden stands in them, and what a grammar forces does."""
+"""Trees under an answer's rules: without forbidden tokens, and with those that a grammar forces."""
 
 from __future__ import annotations
 

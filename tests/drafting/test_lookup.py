@@ -1,4 +1,4 @@
-"""What follows where a text, or an earlier one, stood at the same tokens, and how likely that is."""
+"""Lookup's guesses from a text and earlier ones, and their probabilities."""
 
 from __future__ import annotations
 

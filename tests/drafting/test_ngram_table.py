@@ -1,4 +1,4 @@
-"""The table of what usually follows: what is written is read again, and damage is named."""
+"""The table of usual next tokens is read as it was written, and damage is named."""
 
 from __future__ import annotations
 

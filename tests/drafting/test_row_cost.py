@@ -1,4 +1,4 @@
-"""What a row more costs is learnt from steps that are taken anyway, and what is drafted follows."""
+"""The row cost is learnt from steps that are taken anyway, and drafting adapts to it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What verifier and device answer alike over the OpenAI API: one target behind both, asked in the same words."""
+"""Verifier and device answer the same requests alike over the OpenAI API, with one target behind both."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A verifier that has no room for a device: it is asked again when it said, not at once and for ever."""
+"""A verifier without room for a device: the device asks again at the stated time, not at once or indefinitely."""
 
 from __future__ import annotations
 

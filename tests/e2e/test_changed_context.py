@@ -1,4 +1,4 @@
-"""The verifier comes back with another context length: the answer goes on as far as that allows."""
+"""The verifier comes back with another context length: the answer continues as far as that allows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Target and drafter in one process: the text is plain decoding's, and what fails is said at once."""
+"""Target and drafter in one process: the text is plain decoding's, and failures are reported at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a developer does wrong at first is answered at once, in one line that says what to do."""
+"""A developer's first mistakes get an error at once, in one line that says what to do."""
 
 from __future__ import annotations
 

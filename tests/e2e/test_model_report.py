@@ -1,4 +1,4 @@
-"""`outrider doctor --model`: what it says of each kind of model, without loading any."""
+"""`outrider doctor --model`: its report on each kind of model, without loading any."""
 
 from __future__ import annotations
 

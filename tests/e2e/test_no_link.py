@@ -1,4 +1,4 @@
-"""Every way in which a verifier cannot be reached: what the user is told, and that the answer is finished."""
+"""Every way in which a verifier is unreachable: the user's message, and that the answer is finished."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A device behind a proxy: the environment names it, the verifier is reached through it, and its refusals are told."""
+"""A device behind a proxy: the environment names it, the verifier is reached through it, and its refusals are shown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The device's own grammars are compiled in threads that nobody has to wait for."""
+"""The device's own grammars are compiled in threads that block nothing."""
 
 from __future__ import annotations
 

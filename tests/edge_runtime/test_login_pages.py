@@ -1,4 +1,4 @@
-"""What a device makes of networks that answer in place of the verifier."""
+"""Networks that answer in place of the verifier, such as a login page."""
 
 from __future__ import annotations
 

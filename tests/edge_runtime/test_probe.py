@@ -1,4 +1,4 @@
-"""What one probe process measures: structure, not speed, and that it loads what an app loads and no more."""
+"""One probe process: the structure of its results, and that it loads no more than an app does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pinned public keys: who has another is sent nothing."""
+"""Pinned public keys: a server with another key is sent nothing."""
 
 from __future__ import annotations
 

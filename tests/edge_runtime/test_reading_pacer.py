@@ -1,4 +1,4 @@
-"""Tokens written alone come at a reader's pace."""
+"""Offline tokens appear at a reader's pace."""
 
 import random
 

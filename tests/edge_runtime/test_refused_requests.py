@@ -1,4 +1,4 @@
-"""What a verifier refuses or has no room for: not asked again on that link, never more than fits, no text given up."""
+"""Refused requests: not sent again on that link, never larger than the limits, and no text is lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a session measures, and what follows for its requests."""
+"""A session's measurements, and their effect on its requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The threads of drafter and understudy: what is asked of them in which order, and what they give back."""
+"""The threads of drafter and understudy: the order of their jobs, and their results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the reader of bundles refuses: one line that says what is wrong."""
+"""Bundles that the reader refuses, in one line that says what is wrong."""
 
 from __future__ import annotations
 

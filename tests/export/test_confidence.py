@@ -1,4 +1,4 @@
-"""One temperature makes a drafter's confidence what it says."""
+"""One temperature calibrates a drafter's confidence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An export that is interrupted goes on, and failure leaves nothing behind."""
+"""An interrupted export continues, and a failed one leaves nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the writer of bundles refuses: one line, and nothing written."""
+"""Exports that are refused: one line, and nothing written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a training run is said to take, before it begins."""
+"""The forecast of a training run before it begins."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What usually follows, counted from a target's answers."""
+"""Usual next tokens, counted from a target's answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each rule makes of a guess, on a tiny target and drafter."""
+"""Each rule's probability of a guess, on a tiny target and drafter."""
 
 from __future__ import annotations
 

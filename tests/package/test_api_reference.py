@@ -1,4 +1,4 @@
-"""docs/api.md names what `outrider` exports, and what stands there is so."""
+"""docs/api.md names the exports of `outrider`, and describes them correctly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a verifier's steps cost, on the wire."""
+"""The cost curve of a verifier's steps on the wire."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How near a copy is to the model it was made from."""
+"""The measured distance of a copy from its model."""
 
 from __future__ import annotations
 
