@@ -2,10 +2,7 @@
 
 import type { AnswerRecord } from "../src/index.js";
 
-/**
- * messages: the turns. pending: an answer that was in progress when the page was closed. used: time of the last use, in
- * milliseconds.
- */
+/** pending: an answer that was in progress when the page was closed. used: time of the last use, in milliseconds. */
 export interface Conversation {
   id: string;
   messages: { role: string; content: string }[];
@@ -88,10 +85,7 @@ export class Conversations {
     return new Blob([JSON.stringify(plain, null, 2)], { type: "application/json" });
   }
 
-  /**
-   * Claim a conversation in place of the present one. Without Web Locks, as over plain HTTP, this page counts as the only
-   * one.
-   */
+  /** Claim a conversation in place of the present one. Without Web Locks (plain HTTP) this page counts as the only one. */
   private async claim(id: string): Promise<boolean> {
     const { locks } = navigator;
     const before = this.release;

@@ -33,10 +33,7 @@ export interface Options {
   shape?: TreeShape;
   shaping?: boolean;
   patience?: Partial<Patience>;
-  /**
-   * A result of `openUnderstudy`. It writes offline once it has read the text, as the policy says. It is closed with the
-   * runtime.
-   */
+  /** From `openUnderstudy`: writes offline once it has read the text, as the policy says. Closed with the runtime. */
   understudy?: UnderstudyThread | null;
   /** Draft on while a verdict is awaited; null: if that makes rounds shorter. */
   ahead?: boolean | null;
@@ -246,10 +243,7 @@ export class EdgeRuntime {
     this.inbox.push({ type: "wish", wish: "proceed" });
   }
 
-  /**
-   * Hang up once no answer is in progress, as the page is hidden, and stay disconnected until `foreground` or the next
-   * answer.
-   */
+  /** Hang up once no answer is in progress, as the page is hidden; dial again on `foreground` or the next answer. */
   background(): void {
     this.inBackground = true;
     this.connect();

@@ -31,10 +31,7 @@ export class FakeVerifier {
   /** The supported constraints, as bits of WELCOME, and the constraints of OPENs; they do not change its target's text. */
   constraints = 0;
   readonly held: unknown[] = [];
-  /**
-   * The arithmetics of the verifiers behind this address, one connection after another; "": an older one, which reports
-   * none.
-   */
+  /** The arithmetics of the verifiers here, one connection after another; "": an older one, which reports none. */
   fleet = [""];
   /** Seconds until a reply. */
   delay = 0.001;

@@ -8,9 +8,7 @@ import type { DraftStep, Engine, StepResult } from "../src/drafting/engine.js";
 import { fmix32 } from "../src/protocol/noise.js";
 
 export class HashEngine implements Engine {
-  /**
-   * script: a text that it tends to predict, so that trees are accepted as a trained drafter's would be; not in the vectors.
-   */
+  /** script: a text that it tends to predict, as a trained drafter would; not in the vectors. */
   constructor(
     private readonly draftIds: readonly number[],
     private readonly width: number,

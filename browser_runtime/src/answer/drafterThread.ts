@@ -18,10 +18,7 @@ export interface Timed<T> {
 export interface DrafterThread {
   /** Make `key` the wanted one from now on. silent: the target has fallen silent. */
   want(key: string, silent: boolean): void;
-  /**
-   * Draft a tree. key null: whatever key is wanted, unless the target falls silent; then the result is empty. constraint:
-   * its biases and penalties apply.
-   */
+  /** key null: whatever key is wanted; empty once the target falls silent. constraint: its biases and penalties apply. */
   draft(
     prefix: readonly number[],
     sampling: Sampling,

@@ -16,9 +16,7 @@ export class Authorization {
     if (typeof token === "string") checkToken(token);
   }
 
-  /**
-   * Return the subprotocols of the handshake. Throws the provider's errors, and LinkRefused for a token that cannot be sent.
-   */
+  /** Subprotocols of the handshake. Throws the provider's errors, and LinkRefused for a token that cannot be sent. */
   async protocols(): Promise<string[]> {
     if (!this.token) return [SUBPROTOCOL];
     const token = this.bearer ?? (typeof this.token === "string" ? this.token : await this.token());

@@ -75,10 +75,7 @@ class OutriderApp : Application() {
         pickNow.value = Pick.None
     }
 
-    /**
-     * Copy the zipped bundle at [uri] to the app's files, if it is valid and there is room. [pick] has the progress and
-     * the result.
-     */
+    /** Copy the zipped bundle at [uri] to the app's files, if it is valid and there is room. [pick] has the result. */
     fun install(uri: Uri) {
         pickNow.value = Pick.Copying
         scope.launch(Dispatchers.IO) {

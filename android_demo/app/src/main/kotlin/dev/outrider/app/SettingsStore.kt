@@ -63,8 +63,7 @@ class SettingsStore(context: Context) {
     }
 
     /**
-     * Store the token; empty: forget it. Raises [GeneralSecurityException] or [ProviderException] if the key store
-     * fails.
+     * Store or, if empty, forget it. Raises [GeneralSecurityException] or [ProviderException] if the key store fails.
      */
     fun writeToken(token: String) {
         if (token.isEmpty()) {

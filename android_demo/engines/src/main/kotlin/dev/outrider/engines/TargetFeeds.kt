@@ -56,9 +56,7 @@ internal class TargetFeeds(private val shape: TargetShape) {
         return Feed(blocks, inputs + windows)
     }
 
-    /**
-     * Return 0 for the last [window] tokens up to the query's own, else -inf: `[blocks, 1, group * count, POOL_BLOCK]`.
-     */
+    /** 0 for the last [window] tokens up to the query's own, else -inf: `[blocks, 1, group * count, POOL_BLOCK]`. */
     private fun mask(past: Int, count: Int, blocks: Int, window: Int): Input {
         val size = intArrayOf(blocks, 1, group * count, POOL_BLOCK)
         val mask = FloatArray(size.product()) {

@@ -78,9 +78,7 @@ private fun steps(engine: Engine, bundle: Bundle, asked: Any?): Map<String, Any?
     return mapOf("seconds" to seconds.toList())
 }
 
-/**
- * Return the time of a draft after each of the last tokens of some texts, in total and in the engine, and the trees.
- */
+/** Time of a draft after each of the last tokens of some texts, in total and in the engine, and the trees. */
 private fun drafts(engine: Timed, bundle: Bundle, asked: Any?): Map<String, Any?> {
     val shape = TreeShape(asked.int("nodes"))
     val sampling = Vectors.sampling(asked.field<Any>("sampling"))

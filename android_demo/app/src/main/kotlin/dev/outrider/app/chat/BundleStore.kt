@@ -51,10 +51,7 @@ class BundleStore(val root: File) {
         return folder
     }
 
-    /**
-     * Return the part of [source]'s understudy to copy into [bundle]; null if it is there already, or not in the
-     * source.
-     */
+    /** Return the understudy to copy from [source] into [bundle]; null if it is there already, or not in the source. */
     private fun understudyOf(source: BundleSource, entry: Listing.Understudy, bundle: File): Copied? {
         if (File(File(bundle, entry.folder), MANIFEST).isFile) return null
         val text = source.manifest(entry.folder) ?: return null

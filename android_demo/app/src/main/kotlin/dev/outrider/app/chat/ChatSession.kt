@@ -169,10 +169,7 @@ class ChatSession(
         follow(open, Reply(kept = keptRanges(record, open.bundle::decode))) { open.runtime.resume(record) }
     }
 
-    /**
-     * Show the events. fresh: the reply that the first event, with all text so far, is applied to; null: the present
-     * one.
-     */
+    /** Show the events. fresh: the reply to which the first one adds all text so far; null: the present one. */
     private fun follow(open: Opened, fresh: Reply? = null, events: () -> Flow<Event>) {
         unfinished = null
         val traffic = open.runtime.traffic

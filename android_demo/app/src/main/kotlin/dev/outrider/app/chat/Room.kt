@@ -21,10 +21,7 @@ sealed class Room {
     data class NoMemory(val missing: Long) : Room()
 }
 
-/**
- * Check whether there is room. kept: bytes of disk that must stay free. Memory is not checked for a bundle that is only
- * copied.
- */
+/** kept: bytes of disk that must stay free. Memory is not checked for a bundle that is only copied. */
 fun roomFor(needs: Needs, space: Space, kept: Long = 64L shl 20): Room {
     val disk = needs.files + kept - space.disk
     val memory = needs.memory - space.memory

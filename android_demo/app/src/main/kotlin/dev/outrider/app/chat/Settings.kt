@@ -29,10 +29,7 @@ data class Settings(
 
     val deviceOnly: Boolean get() = address == null || writer == WhoWrites.DEVICE_ONLY
 
-    /**
-     * [token]: the verifier's bearer token, if it needs one. Clear text goes only to this machine and the emulator's
-     * host.
-     */
+    /** [token]: for a verifier that needs one. Clear text goes only to this machine and the emulator's host. */
     fun options(token: String?): Options = Options(
         Policy(writer, onReturn, if (sure) Offline.PAUSE else Offline.SENTENCE, understudy = understudy),
         token = token?.trim()?.ifEmpty { null }?.let { { it } }, clearText = LOOPBACK + EMULATOR_HOST,

@@ -3,9 +3,7 @@ package dev.outrider.core.bundle
 import java.text.Normalizer
 import java.util.Locale
 
-/**
- * Candidates for the mark, of which the text must lack one: for private use, so no template or tokenizer changes them.
- */
+/** Candidates for the mark, of which the text must lack one: for private use, so templates do not change them. */
 private val MARKS = '\uE000'..'\uF8FF'
 private val ROLE = Regex("""[\w.-]+""")
 
@@ -25,8 +23,7 @@ internal class ChatBoundary(private val tokenizer: Tokenizer, private val templa
     private val assistant = Breaker(special.toSet())
 
     /**
-     * Return token ids of a conversation as [render] writes it. Raises [IllegalArgumentException] on a role that is not
-     * a plain name.
+     * Return token ids of a conversation as [render] writes it. Raises [IllegalArgumentException] on an invalid role.
      */
     fun encode(messages: List<ChatMessage>, render: (List<ChatMessage>) -> String): List<Int> {
         for (message in messages) {
@@ -48,10 +45,7 @@ internal class ChatBoundary(private val tokenizer: Tokenizer, private val templa
     }
 }
 
-/**
- * Breaks the texts of tokens, [contents], wherever they occur, begin or end in a text, in upper or lower case and
- * before a trim.
- */
+/** Breaks tokens, by their [contents], wherever they occur, begin or end in a text, in any case and before a trim. */
 private class Breaker(val contents: Set<String>) {
     private val byStart = contents.groupBy { it[0].lowercaseChar() }
     private val heads = contents.flatMapTo(HashSet()) { one -> (1 until one.length).map { folded(one.take(it)) } }

@@ -3,17 +3,12 @@ package dev.outrider.core.link
 import java.io.IOException
 import kotlinx.coroutines.runBlocking
 
-/**
- * The token that a link sends with its handshake. [provider] is asked before the first dial, and again after HTTP 401.
- */
+/** The token that a link sends. [provider] is asked before the first dial, and again after HTTP 401. */
 internal class Authorization(private val provider: (suspend () -> String)?) {
     @Volatile
     private var token: String? = null
 
-    /**
-     * Return the headers of the handshake. Raises [LinkRefused] if the token cannot be sent, [IOException] if there is
-     * none.
-     */
+    /** Headers of the handshake. Raises [LinkRefused] if the token cannot be sent, [IOException] if there is none. */
     fun headers(): Map<String, String> {
         if (provider == null) return emptyMap()
         val known = token ?: try {

@@ -34,10 +34,7 @@ internal const val CONNECT_TIMEOUT = 5.0
 private const val LONGEST_TIMEOUT = 20.0
 private const val ROUND_TRIPS = 8
 
-/**
- * Return the seconds to wait for the next connection after one with a round trip of [rtt] seconds; null: after a
- * time-out.
- */
+/** Return the [patience] with the next connection, after a round trip of [rtt] seconds; null: after a time-out. */
 internal fun nextPatience(patience: Double, rtt: Double?): Double =
     minOf(if (rtt == null) 2 * patience else maxOf(CONNECT_TIMEOUT, ROUND_TRIPS * rtt), LONGEST_TIMEOUT)
 

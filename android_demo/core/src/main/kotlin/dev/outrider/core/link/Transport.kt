@@ -24,10 +24,7 @@ public interface Transport {
         /** Send a binary message after those before. Without a connection it is dropped. */
         public fun send(message: ByteArray)
 
-        /**
-         * Send a ping, whose pong is reported. Return false if this transport sends none; then the link sends a
-         * message.
-         */
+        /** Send a ping, whose pong is reported. False: this transport cannot; the link sends a message instead. */
         public fun ping(): Boolean = false
 
         /** Close with code 1000, after everything sent. */

@@ -56,9 +56,7 @@ internal data class Constraint(
             return (if (biased) OBEYS_BIAS else 0) or obeys
         }
 
-    /**
-     * Return the amounts by token that the draw after [text], prompt included, adds to logits: biases and penalties.
-     */
+    /** Biases and penalties by token, which the draw after [text], prompt included, adds to logits. */
     fun amounts(text: List<Int>): Map<Int, Double> {
         val amounts = HashMap<Int, Double>()
         for ((token, bias) in biases) amounts[token] = bias.toDouble()

@@ -139,10 +139,7 @@ internal data class Resync(val stream: Int, val committed: Int) : ServerMessage 
     override val type get() = 8
 }
 
-/**
- * Let the target decode by itself: VERDICTs with empty paths, one per token. rows: each with that of position
- * baseLen-1.
- */
+/** Let the target decode: VERDICTs with empty paths, one per token. rows: each with that of position baseLen-1. */
 internal data class Generate(
     val stream: Int,
     val seq: Long,

@@ -222,9 +222,7 @@ public class EdgeRuntime internal constructor(
         connect()
     }
 
-    /**
-     * Hang up once no answer is in progress, as the app has left the screen, and stay disconnected until [foreground].
-     */
+    /** Hang up once no answer is in progress, as the app has left the screen, and do not dial until [foreground]. */
     public fun background() {
         inBackground = true
         connect()

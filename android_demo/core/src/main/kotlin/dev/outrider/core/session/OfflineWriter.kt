@@ -255,9 +255,7 @@ internal class OfflineWriter(
         return if (active && judged < text.size) judged - committed.size else null
     }
 
-    /**
-     * If it agreed with all it read, return a request to read what the drafter wrote meanwhile, while that one waits.
-     */
+    /** If it agreed with all it read: a request to read the drafter's text since then, while the drafter waits. */
     fun readOn(committed: List<Int>, provisional: List<Int>, keep: Int): ReadText? {
         val judged = committed.size + keep
         return if (judged < read.size) null else ask(committed + provisional, judged, holds = true)

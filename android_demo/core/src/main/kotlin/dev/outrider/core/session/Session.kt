@@ -161,10 +161,7 @@ internal class Session(
         return listOf(Provide(token, writer)) + pause + next(now)
     }
 
-    /**
-     * Note that the understudy has read its text; see [ReadText] for [agreed]. Tokens that it disagrees with are
-     * withdrawn.
-     */
+    /** Take the result of [ReadText]: withdraw tokens that the understudy would not have written. */
     fun textRead(agreed: Int?, now: Double): List<Action> {
         if (finished != null) return emptyList()
         val keep = offline.hasRead(agreed, committed, provisional)

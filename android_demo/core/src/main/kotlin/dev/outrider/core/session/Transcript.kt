@@ -89,9 +89,7 @@ internal class Transcript(
     /** Count the tokens of [fresh] that agree with the provisional text. */
     fun agreeing(fresh: List<Int>): Int = commonPrefix(fresh, provisional)
 
-    /**
-     * Add the target's tokens [fresh]: confirm equal provisional ones, and roll the rest back at the first difference.
-     */
+    /** Add the target's tokens [fresh]: confirm equal provisional ones, roll the rest back at the first difference. */
     fun commit(fresh: List<Int>): List<Action> = buildList {
         val same = agreeing(fresh)
         if (same < fresh.size) addAll(withdrawProvisional(same))

@@ -224,9 +224,7 @@ public class Understudy @EngineApi constructor(
     }
 }
 
-/**
- * Return tokens that would continue a repetition of at least [DRY_ALLOWED] tokens, each with the longest one's length.
- */
+/** Tokens that would continue a repetition of at least [DRY_ALLOWED] tokens, each with the longest one's length. */
 internal fun repetitions(answer: List<Int>): Map<Int, Int> {
     val found = HashMap<Int, Int>()
     val ids = answer.toIntArray()

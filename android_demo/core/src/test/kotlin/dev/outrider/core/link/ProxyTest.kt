@@ -76,10 +76,7 @@ class ProxyTest {
     }
 }
 
-/**
- * An HTTP proxy that connects all clients to the port [upstream]. authorization: the header that it requires; null:
- * none.
- */
+/** An HTTP proxy that connects all clients to the port [upstream]. authorization: required header; null: none. */
 private class HttpProxy(private val upstream: Int, private val authorization: String? = null) : Closeable {
     private val server = ServerSocket(0, 5, InetAddress.getLoopbackAddress())
     val port get() = server.localPort

@@ -12,9 +12,7 @@ import kotlin.test.assertFailsWith
 import kotlin.test.assertFalse
 import kotlin.test.assertTrue
 
-/**
- * Reading, judging, writing and loops with a model whose logits are hashes. With a real one: test_kotlin_understudy.py.
- */
+/** Reading, judging, writing and loops, with hashes as logits. With a real model: test_kotlin_understudy.py. */
 class UnderstudyTest {
     private val prompt = listOf(1, 17, 44, 8, 9)
     private val samplings = listOf(Sampling(), Sampling(0.8, topP = 0.95, seed = 7))
