@@ -101,7 +101,7 @@ def control(kind: str, ids: list[int], names: list[str]) -> list[int]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(contents=st.lists(hostile, min_size=1, max_size=3))
 def test_nothing_that_is_said_is_a_token_of_the_template(kind: str, contents: list[str]) -> None:
     messages = [{"role": "user", "content": content} for content in contents]
@@ -112,7 +112,7 @@ def test_nothing_that_is_said_is_a_token_of_the_template(kind: str, contents: li
 
 
 @pytest.mark.parametrize("kind", ["bytes", "whole words"])
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(contents=st.lists(hostile, min_size=1, max_size=3))
 def test_not_a_character_is_lost(kind: str, contents: list[str]) -> None:
     messages = [{"role": "user", "content": content} for content in contents]
@@ -122,7 +122,7 @@ def test_not_a_character_is_lost(kind: str, contents: list[str]) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(contents=st.lists(ordinary, min_size=1, max_size=3), forced=st.booleans())
 def test_ordinary_text_has_the_ids_that_it_always_had(kind: str, contents: list[str], forced: bool) -> None:
     """Also where the conversation has a message that is not ordinary, in front of it."""
@@ -192,7 +192,7 @@ def boundary(served: Any) -> ChatBoundary:
     return boundary_of(served)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(contents=st.lists(st.one_of(hostile, ordinary), min_size=1, max_size=3), first=st.integers(0, 2))
 def test_the_cloud_has_the_same_ids_as_the_device(
     bundle: Bundle, served: Any, boundary: ChatBoundary, contents: list[str], first: int
@@ -202,7 +202,7 @@ def test_the_cloud_has_the_same_ids_as_the_device(
     assert boundary.encode(messages, lambda said: render_chat(served, said)) == bundle.render_chat(messages)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(ordinary)
 def test_the_cloud_has_the_ids_that_transformers_gives(served: Any, boundary: ChatBoundary, text: str) -> None:
     messages = [{"role": "user", "content": text}]

@@ -26,6 +26,7 @@ from outrider_core.protocol.tree import TokenTree
 from outrider_core.protocol.wire import ERR_GOING_AWAY, ERR_INTERNAL, Error, Generate, Open, Opened, Verdict, pack_ids
 from tests.cloud.drive import Client
 from tests.cloud.running import ENVIRONMENT, PROMPT, ROOT, TRUTH, Running, running, save_folder
+from tests.tiers import first
 from tests.waiting import HANG, until
 
 BROKEN = 70
@@ -139,7 +140,7 @@ def test_a_failed_step_is_counted_and_a_good_one_forgets_it(folder: Path, tmp_pa
             assert server.metric("outrider:step_failures_total") == failures
 
 
-@pytest.mark.parametrize("state", ["loading", "ready", "draining"])
+@pytest.mark.parametrize("state", first(1, ["draining", "loading", "ready"]))
 def test_sighup_ends_no_state(folder: Path, tmp_path: Path, state: str) -> None:
     """systemd takes an end by SIGHUP for a clean one, and starts nothing again."""
     with running(folder, "--shutdown-timeout", "30", step_ms=200, wait=state != "loading") as server:
@@ -203,7 +204,9 @@ def test_sigterm_between_the_ready_line_and_the_first_request(folder: Path, call
     assert "Warning" not in process.stderr
 
 
-@pytest.mark.parametrize("called", ["loading.load_verifier", "uvicorn.Config.load", "uvicorn.server.asyncio_run"])
+@pytest.mark.parametrize(
+    "called", first(1, ["loading.load_verifier", "uvicorn.Config.load", "uvicorn.server.asyncio_run"])
+)
 def test_sigterm_whose_exit_is_swallowed(folder: Path, called: str) -> None:
     """Some libraries catch whatever an optional import raises, and Python what is raised in a callback of its own: the
     verifier ends all the same, once it has loaded or is about to serve."""

@@ -30,6 +30,7 @@ from outrider_core.protocol.tree import TokenTree
 from outrider_core.protocol.wire import Generate, Open, Verdict, pack_ids
 from outrider_core.targets.part import Part
 from tests.cloud.drive import Direct, expected_path, make_verifier, random_tree, started
+from tests.tiers import first
 from tests.tiny import plain_decode, tiny_model
 from tests.waiting import HANG, until
 
@@ -302,7 +303,7 @@ def test_an_idle_verifier_times_its_steps_again(monkeypatch: pytest.MonkeyPatch)
 VOCAB = 199
 
 
-@pytest.mark.parametrize("budget", [1, 3, 7])
+@pytest.mark.parametrize("budget", first(1, [3, 1, 7]))
 def test_pruned_trees_lose_no_token(budget: int) -> None:
     """Whatever is cut away, what is emitted is the target's own; the node numbers are the device's."""
     model = tiny_model("qwen3", seed=9)

@@ -36,6 +36,7 @@ from outrider_core.protocol.sampling import Sampling
 from outrider_core.serving import bind
 from tests.cloud.drive import serve
 from tests.e2e.stack import MAX_NEW, PATIENCE, make_verifier, oracle
+from tests.tiers import first
 from tests.waiting import HANG, until
 
 Folders = tuple[Path, Path, Path]
@@ -346,7 +347,7 @@ def test_a_refused_body_is_not_waited_for(bundle: Bundle, monkeypatch: pytest.Mo
     asyncio.run(run())
 
 
-@pytest.mark.parametrize("patient", [True, False])
+@pytest.mark.parametrize("patient", first(1, [True, False]))
 def test_who_reads_nothing_keeps_nobody_waiting(
     folders: Folders, bundle: Bundle, monkeypatch: pytest.MonkeyPatch, patient: bool
 ) -> None:
@@ -452,7 +453,7 @@ def answering(url: str) -> bool:
     return False
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", first(1, [signal.SIGTERM, signal.SIGINT]))
 def test_a_signal_ends_it_while_answers_wait(
     folders: Folders, bundle: Bundle, number: signal.Signals, tmp_path: Path
 ) -> None:

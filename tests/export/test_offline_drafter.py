@@ -33,6 +33,7 @@ from outrider_core.targets.source import TargetSource
 from outrider_core.targets.understudy import Decoding, Understudy, UnderstudyDrafter
 from tests.export.conftest import Bundles, Folders
 from tests.targets.plain import skip_unless_exact
+from tests.tiers import first
 
 PROMPT = [1, 17, 44, 101, 9]
 SAMPLINGS = [Sampling(), Sampling(temperature=0.8, top_p=0.95, seed=7)]
@@ -155,7 +156,7 @@ def test_a_text_may_change_anywhere_below_and_beside_a_guess(bundle: Bundle) -> 
         assert understudy.next_token(text, Decoding(0)) == made(bundle).next_token(text, Decoding(0))
 
 
-@pytest.mark.parametrize("mode", [Mode.TREE, Mode.STREAM, None])
+@pytest.mark.parametrize("mode", first(2, [Mode.TREE, None, Mode.STREAM]))
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=["greedy", "sampled"])
 def test_the_drafters_guesses_change_nothing_whatever_is_chosen(
     bundle: Bundle, mode: Mode | None, sampling: Sampling
