@@ -88,7 +88,7 @@ def content(classes: list[Path]) -> Iterator[tuple[str, bytes]]:
     yield "META-INF/LICENSE", (REPOSITORY / "LICENSE").read_bytes()
     yield "proguard.txt", RULES.read_bytes()
     jar = io.BytesIO()
-    apk_zip.write(jar, _class_files(classes))
+    apk_zip.write(jar, _class_files(classes), level=0)  # the AAR compresses all classes together, which takes less
     yield "classes.jar", jar.getvalue()
 
 

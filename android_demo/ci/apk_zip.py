@@ -24,8 +24,8 @@ def alignment(name: str) -> int:
     return 4 if stored else 0
 
 
-def write(path: Path | BinaryIO, files: Iterable[tuple[str, bytes]]) -> None:
-    """Write a zip of these names and contents, the same bytes every time."""
+def write(path: Path | BinaryIO, files: Iterable[tuple[str, bytes]], level: int = 9) -> None:
+    """Write a zip of these names and contents, the same bytes every time. level: of compression, 0 to 9."""
     with zipfile.ZipFile(path, "w") as archive:
         for name, content in sorted(files):
             info = zipfile.ZipInfo(name, (1981, 1, 1, 0, 0, 0))
@@ -35,7 +35,7 @@ def write(path: Path | BinaryIO, files: Iterable[tuple[str, bytes]]) -> None:
                 assert archive.fp
                 begin = archive.fp.tell() + HEADER + len(name.encode()) + 6  # offset where the content would begin
                 info.extra = struct.pack("<HHH", ALIGNMENT_FIELD, 2 + -begin % step, step) + bytes(-begin % step)
-            archive.writestr(info, content, compresslevel=9)
+            archive.writestr(info, content, compresslevel=level)
 
 
 def offsets(path: Path) -> dict[str, tuple[int, bool]]:

@@ -30,6 +30,8 @@ MAIN = "com.example.consumer.MainKt"
 QUESTION = "Why is the sky blue?"
 POM = {"m": "http://maven.apache.org/POM/4.0.0"}
 VERSION = core.versions()
+#: of the AAR
+MOST_BYTES = 650_000
 #: parts of the lock: what apps are compiled with
 COMPILERS = ("kotlin-2.1", "kotlin-2.2", "core")
 
@@ -170,6 +172,7 @@ def test_it_is_the_same_again(file: Path, tmp_path: Path) -> None:
 
 
 def test_it_has_the_library_and_nothing_of_others(file: Path, opened: Path) -> None:
+    assert file.stat().st_size <= MOST_BYTES
     with zipfile.ZipFile(file) as archive:
         assert archive.testzip() is None
         assert set(archive.namelist()) == {
