@@ -35,6 +35,9 @@ HEAD = "lm_head"
 #: random inputs with which an 8-bit copy of a weight is compared with it, and by what share products may differ:
 #: rounding changes them by a hundredth, and by a fifth where a single weight of a row outweighs all others
 SAMPLES, MOST_OFF = 8, 0.5
+#: least size of an embedding's largest number: below, the first layer's norm leaves inputs that are too small for the
+#: integers to which values are rounded, as `rms_norm_eps` outweighs their squares
+LEAST_EMBEDDING = 2**-10
 
 
 class Linears(Protocol):
@@ -134,7 +137,7 @@ def _halves(values: Floats | Rows) -> Array:
             halves[start : start + len(rows)] = rows
         error = max(error, float(np.abs(halves[start : start + len(rows)] - rows).max()))
         largest = max(largest, float(np.abs(rows).max()))
-    if not error <= 1e-3 * largest:
+    if not (error <= 1e-3 * largest and largest >= LEAST_EMBEDDING):
         raise UnsupportedTarget("its embeddings lie beyond the range of 16 bits; export it at 4 or 32 bits")
     return halves
 
