@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import lzma
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,12 @@ from hypothesis import strategies as st
 
 from export.train import corpus
 from export.train.corpus import CorpusError, pack, unpack
+from outrider_core.chat.tokenizer import open_chat_tokenizer
+from outrider_core.targets.gguf_tokenizer import write_tokenizer
+from outrider_core.targets.source import DEFAULT_TARGET, TargetSource
+from outrider_core.targets.weights import GgufWeights
 
+ROOT = Path(__file__).parents[2]
 ids = st.lists(st.integers(0, 200_000), max_size=40)
 
 
@@ -80,3 +86,18 @@ def test_the_command_packs_and_unpacks(tmp_path: Path, capsys: pytest.CaptureFix
     assert json.loads(capsys.readouterr().out)["licence"] == "MIT"
     assert corpus.main(["show", plain]) == 1
     assert "not a corpus" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_answers_of_the_shipped_corpus_encode_as_they_were_written(tmp_path: Path) -> None:
+    """But for those that the target itself cut elsewhere, of which no text is lost; see docs/decisions/tokens.md."""
+    write_tokenizer(GgufWeights(TargetSource.resolve(DEFAULT_TARGET).path).fields, tmp_path)
+    tokenizer = open_chat_tokenizer(tmp_path).tokenizer
+    rows = islice(unpack((ROOT / "corpora" / f"{DEFAULT_TARGET}.corpus").read_bytes())[1], 0, None, 40)
+    answers = [row["ids"][begin : end - 1] for row in rows for begin, end in row["answers"]]
+    texts = [tokenizer.decode(answer, skip_special_tokens=False) for answer in answers]
+    again = [each.ids for each in tokenizer.encode_batch(texts, add_special_tokens=False)]
+    whole = [place for place, text in enumerate(texts) if "\ufffd" not in text]
+    assert len(answers) > 1000 and len(whole) > 0.99 * len(answers)
+    assert all(tokenizer.decode(again[place], skip_special_tokens=False) == texts[place] for place in whole)
+    assert sum(again[place] == answers[place] for place in whole) > 0.92 * len(answers)
