@@ -201,6 +201,7 @@ class Simulation:
         """The tree that is asked for, and the seconds that it takes once the drafter is free."""
         world, at = self.world, len(action.prefix) - self.prompt
         new, self._read = len(action.prefix) - self._read, len(action.prefix)
+        self._drafter_free = max(self.now, self._drafter_free)
         if action.depth < 1 or at >= self.passage.length:
             return Draft(), 0.0
         gain = LARGEST.gain if action.gain is None else 2 ** (round(4 * log2(action.gain)) / 4)  # few trees are grown
@@ -214,7 +215,7 @@ class Simulation:
         steps = min(steps, 1) if ahead else steps
         chunks = max(0, (new - 1) // PROMPT_CHUNK)
         seconds = (steps + chunks) * world.draft_step + new * world.reading
-        self._drafter_free = max(self.now, self._drafter_free) + seconds
+        self._drafter_free += seconds
         return Draft(tree, scores, steps, ahead), seconds
 
     def _chain(self, prefix: list[int], count: int) -> tuple[Draft, float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from math import inf
 from pathlib import Path
@@ -13,6 +14,7 @@ from benchmarks import controller
 from benchmarks.controller import arms, compare, summary, write
 from benchmarks.links import Profile
 from benchmarks.scenarios import CHOICES, Passage, Scenario, choices, draft, scenario
+from edge_runtime.session.actions import Action
 from outrider_core.protocol.costs import CostCurve
 
 FLAT = CostCurve((1, 64), (0.05, 0.05))
@@ -58,6 +60,17 @@ def test_an_understudy_that_is_always_right_is_worth_its_chains() -> None:
 def test_a_suspended_device_sees_later_what_came_meanwhile() -> None:
     world = plain(0, [CHOICES] * 60)
     assert write(replace(world, asleep=(1.0, 9.0)), "stream") == pytest.approx([9.0, 3.0], rel=0.03)
+
+
+def test_nothing_happens_before_it_was_asked_for() -> None:
+    """An answer's last tree is empty, and the drafter may have been idle for long."""
+
+    class Ordered(controller.Simulation):
+        def _at(self, when: float, event: Callable[[], list[Action]]) -> None:
+            assert when >= self.now
+            super()._at(when, event)
+
+    assert Ordered(scenario(3134), 0, controller.Device(controller.CHOSEN)).run(first=True) > 0
 
 
 def test_an_outage_holds_up_what_is_under_way() -> None:
