@@ -72,7 +72,7 @@ internal class HttpClientTransport : Transport {
 
         override fun onOpen(socket: WebSocket) {
             listener.opened()
-            socket.request(1)
+            socket.request(Long.MAX_VALUE) // asking anew behind each message, it now and then missed the end behind one
         }
 
         override fun onBinary(socket: WebSocket, data: ByteBuffer, last: Boolean): CompletionStage<*>? {
@@ -81,7 +81,6 @@ internal class HttpClientTransport : Transport {
                 listener.received(message.toByteArray())
                 message.reset()
             }
-            socket.request(1)
             return null
         }
 
