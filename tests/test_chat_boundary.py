@@ -1,4 +1,4 @@
-"""What people say can never become a turn, a system prompt or a tool result, whatever they write."""
+"""Content can never become a turn, a system prompt or a tool result, whatever people write."""
 
 from __future__ import annotations
 

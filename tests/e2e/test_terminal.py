@@ -1,4 +1,4 @@
-"""What a terminal shows, and a chat that is killed in mid-answer and goes on."""
+"""Answers in a terminal, and a chat that is killed in mid-answer and continues."""
 
 from __future__ import annotations
 
