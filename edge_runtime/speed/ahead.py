@@ -1,6 +1,6 @@
-"""Whether to draft on while a verdict is awaited: tried for a few rounds now and then, and kept where it pays.
+"""Whether to continue drafting while waiting for a verdict: tried for a few rounds now and then, and kept if it pays.
 
-It hides drafting. But where device and verifier share processors, it slows the very step that is awaited.
+It hides drafting time. But if device and verifier share processors, it slows the step being waited for.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Round(NamedTuple):
 
 @dataclass
 class Ahead:
-    """on: the way that is kept. fixed: no other way is tried."""
+    """on: the current choice. fixed: never try the other one."""
 
     on: bool = False
     fixed: bool = False

@@ -9,7 +9,7 @@ from edge_runtime.speed.pace import Pace
 
 
 class Mode(StrEnum):
-    """How the target is asked."""
+    """How the device uses the target."""
 
     TREE = "tree"  #: to verify draft trees
     STREAM = "stream"  #: to write alone
@@ -17,10 +17,10 @@ class Mode(StrEnum):
 
 @dataclass
 class Controller:
-    """Chooses, with hysteresis, by what `pace` has measured. pinned: always this one.
+    """Chooses with hysteresis, from the measurements of `pace`. pinned: always this mode.
 
-    Beside a stream, trees are drafted for comparison. Beside trees, only the verifier's curve tells how long a stream's
-    tokens take, and the curve may be wrong: so now and then, where a stream could be the better mode, one is tried.
+    While streaming, the device drafts trees for comparison. While drafting trees, it knows a stream's time per token
+    only from the verifier's curve, which may be wrong: so if a stream could be faster, it tries one now and then.
     """
 
     pace: Pace

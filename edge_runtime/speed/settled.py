@@ -1,4 +1,4 @@
-"""A request to the verifier that its verdict has settled: what was asked, what came of it, and what it took."""
+"""A request to the verifier after its verdict: what was asked, what the target said, and how long it took."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from outrider_core.protocol.tree import TokenTree
 
 
 class RequestKind(StrEnum):
-    """What the target is asked for."""
+    """What the device asks the target for."""
 
     TREE = "tree"  #: to verify a tree of the drafter
     CHAIN = "chain"  #: to verify a chain of the understudy
@@ -18,7 +18,7 @@ class RequestKind(StrEnum):
 
 
 class StreamClock(StrEnum):
-    """What the verdicts of a stream have told so far of the time that its tokens take."""
+    """What is known so far of a stream's time per token, from its verdicts."""
 
     SILENT = "silent"  #: no token has come
     UNTIMED = "untimed"  #: tokens have come, without a time

@@ -1,7 +1,7 @@
-"""What measurements decide for one answer: tree or stream, how large a tree, what to draft besides.
+"""Choices for one answer, made from measurements: tree or stream, the tree's size, what else to draft.
 
-Pure: times are handed in. `edge_runtime.speed.pace` keeps the measurements and weighs them; this module says what was
-measured of an answer, and asks.
+Pure: times are passed in. This module reports an answer's measurements to `edge_runtime.speed.pace`, which keeps and
+weighs them, and asks it for choices.
 """
 
 from __future__ import annotations
