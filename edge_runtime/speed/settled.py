@@ -1,4 +1,4 @@
-"""A request to the verifier after its verdict: what was asked, what the target said, and how long it took."""
+"""A request to the verifier after its verdict: the request, its outcome and its duration."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 /**
- * Whether to draft on while a verdict is awaited: tried for a few rounds now and then, and kept where it pays.
+ * Whether to continue drafting while waiting for a verdict: tried for a few rounds now and then, and kept if it pays.
  *
- * It hides drafting. But where device and verifier share processors, it slows the very step that is awaited.
+ * It hides drafting time. But if device and verifier share processors, it slows the step being waited for.
  */
 
 /** Rounds of a trial, and measured rounds before the first one. */

@@ -1,10 +1,9 @@
 /**
- * Chains of tokens that the understudy drafts in place of the drafter's trees: what they bring, and when to ask for
- * one.
+ * Chains of tokens that the understudy drafts instead of the drafter's trees: how much they gain, and when to use one.
  *
  * A chain of k tokens, each right with probability a, commits (1 - a^(k+1)) / (1 - a) tokens. While it is verified the
- * understudy writes on: where all of it was right, and the token that the target drew behind it was foreseen too, the
- * next chain is there already. Seconds throughout.
+ * understudy continues: if all of it was right, and so was its guess of the target's next token, the next chain is
+ * ready at once. Seconds throughout.
  */
 
 /** Tokens of a chain at most, and of the first, by which chains are known. */

@@ -2,7 +2,7 @@
 
 import { Pace } from "./pace.js";
 
-/** How the target is asked: to verify draft trees, or to write alone. */
+/** How the device uses the target: to verify draft trees, or to write by itself. */
 export type Mode = "tree" | "stream";
 
 /**

@@ -1,5 +1,5 @@
 /**
- * What the device has measured of drafter, link and target, and what follows: tree size, when to stop, which mode.
+ * What the device measured of drafter, link and target, and what follows from it: tree size, when to stop, which mode.
  *
  * A round of tree drafting commits 1 + (sum of the sent nodes' acceptance probabilities) tokens and takes
  * exposed drafting + round-trip time + step(nodes). A stream commits a token per step(0). Everything here maximises or

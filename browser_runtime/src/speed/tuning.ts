@@ -1,4 +1,4 @@
-/** What measurements decide for one answer: tree or stream, how large a tree, what to draft besides. Pure. */
+/** Choices for one answer, made from measurements: tree or stream, the tree's size, what else to draft. Pure. */
 
 import { type Draft, type TreeShape, treeShape } from "../drafting/drafter.js";
 import type { Welcome } from "../protocol/messages.js";

@@ -1,6 +1,6 @@
 package dev.outrider.core.speed
 
-/** How the target is asked: to verify draft trees, or to write alone. */
+/** How the device uses the target: to verify draft trees, or to write by itself. */
 internal enum class Mode { TREE, STREAM }
 
 /**

@@ -1,4 +1,4 @@
-/** What measurements decide for one answer: tree or stream, how large a tree, what to draft besides. */
+/** Choices for one answer, made from measurements: tree or stream, the tree's size, what else to draft. */
 package dev.outrider.core.speed
 
 import dev.outrider.core.drafting.Draft
