@@ -28,6 +28,7 @@ from outrider_core.protocol.sampling import Sampling
 from tests.cloud.drive import serve
 from tests.e2e.stack import MAX_NEW, make_verifier, oracle
 from tests.edge_runtime.test_login_pages import answering
+from tests.tiers import first
 from tests.waiting import HANG
 
 PROMPT = [20, 21, 22]
@@ -91,7 +92,7 @@ def told(events: list[Event]) -> str:
     return "\n".join(event.detail for event in events if isinstance(event, LinkState) and event.state == "alone")
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", first(5, FAULTS))
 def test_the_answer_is_finished_alone_and_says_why(
     fault: str, bundle: Bundle, folders: Folders, authority: trustme.CA, tmp_path: Path
 ) -> None:

@@ -117,6 +117,7 @@ def test_engine_that_is_not_wanted_any_more_is_not_shipped(interrupted: Path, fo
     assert ENGINE_FILE not in bundle.manifest.files and not (interrupted / ENGINE_FILE).exists()
 
 
+@pytest.mark.slow
 def test_files_of_a_killed_export_are_not_shipped(interrupted: Path, folders: Folders, reused: Reused) -> None:
     for name in (".level1-drafter.onnx", "drafter.pte.new", "report.json.new"):
         (interrupted.parent / ".copied.partial" / name).write_bytes(b"half of it")

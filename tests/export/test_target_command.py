@@ -19,6 +19,7 @@ from outrider_core.targets.identity import model_identity
 from outrider_core.targets.part import Part
 from outrider_core.targets.runner import OnnxRunner
 from tests.export.conftest import ENVIRONMENT, ROOT
+from tests.tiers import first
 from tests.tiny import tiny_model, tiny_tokenizer
 from tests.waiting import HANG
 
@@ -48,7 +49,7 @@ def left(tmp_path: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
 
 
-@pytest.mark.parametrize("bits", [4, 8, 32])
+@pytest.mark.parametrize("bits", first(1, [8, 4, 32]))
 def test_a_bundle_with_its_report(command: list[str], source: Path, tmp_path: Path, bits: int) -> None:
     """In a process that has neither torch nor transformers."""
     without = "import sys; sys.modules['torch'] = sys.modules['transformers'] = None"
