@@ -16,6 +16,7 @@ import argparse
 import json
 import subprocess
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -354,7 +355,8 @@ def document(results: dict[str, Result]) -> str:
             if section.bars:
                 parts += [_picture(section, section.bars(result.figures)), ""]
             parts += [*_table(section.table(result.figures)), ""]
-            parts += [f"`{run['command']}`; {run['machine']}; {run['date']}; commit {run['commit']}", ""]
+            source = f"`{run['command']}`; {run['machine']}; {run['date']}; commit {run['commit']}"
+            parts += [*textwrap.wrap(source, 120, break_long_words=False, break_on_hyphens=False), ""]
     return "\n".join(parts)
 
 
