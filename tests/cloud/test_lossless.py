@@ -29,6 +29,7 @@ from tests.cloud.drive import (
     started,
 )
 from tests.device import EXACT
+from tests.tiers import quick
 from tests.tiny import VARIANTS, plain_decode, tiny_model
 from tests.waiting import HANG
 
@@ -88,9 +89,7 @@ def conversations(model: Any, rng: random.Random, count: int, new: int) -> list[
 
 
 @each_way
-@pytest.mark.parametrize(
-    "family", [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in MODELS]
-)
+@pytest.mark.parametrize("family", quick(QUICK, MODELS))
 def test_many_sessions_with_evictions_and_replicas(family: str, engine: Kind) -> None:
     if engine == "vllm" and family in REFUSED:
         pytest.skip("vLLM refuses it: test_vllm")

@@ -48,7 +48,7 @@ from tests.export.conftest import (
     stored,
     tree_inputs,
 )
-from tests.tiers import first
+from tests.tiers import first, quick
 from tests.tiny import plain_decode
 
 #: (tokens before the step, feature rows)
@@ -103,10 +103,9 @@ def logits_size(half: DeviceHalf, inputs: tuple[torch.Tensor, ...]) -> float:
 
 
 QUICK = {("int8", None), ("int4", 4)}
-SOME_SLOW = [pytest.param(*kind, marks=() if kind in QUICK else pytest.mark.slow) for kind in CORRELATIONS]
 
 
-@pytest.mark.parametrize(("quant", "embedding_bits"), SOME_SLOW)
+@pytest.mark.parametrize(("quant", "embedding_bits"), quick(QUICK, CORRELATIONS))
 def test_integers_agree_with_the_eager_model(
     bundles: Bundles, half: DeviceHalf, quant: str, embedding_bits: int | None
 ) -> None:

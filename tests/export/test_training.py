@@ -31,7 +31,7 @@ from outrider_core.models.target import Target
 from tests.device import DEVICE
 from tests.export.tiny_training import fresh_moa, some_sequences
 from tests.power import forgotten, watched_disk
-from tests.tiers import first
+from tests.tiers import first, quick
 from tests.tiny import VARIANTS, tiny_model, tiny_target
 
 #: torch says once that its fused norm is not used where activations are bfloat16 and weights float32
@@ -98,9 +98,7 @@ def test_loss_falls_and_agreement_rises(
 QUICK = ("gemma3_text", "smollm3")
 
 
-@pytest.mark.parametrize(
-    "family", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in VARIANTS]
-)
+@pytest.mark.parametrize("family", quick(QUICK, VARIANTS))
 def test_drafters_of_every_family_learn(family: str, tmp_path: Path, one_thread: None) -> None:
     """Ten steps, on the features of layers with windows and without rotary positions too."""
     target = tiny_target(tiny_model(family, dtype=torch.float32))
