@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Sequence
 from enum import Enum
-from queue import Empty, SimpleQueue
+from queue import Empty, Queue
 
 from cloud.engine.engine import TargetEngine
 from cloud.engine.engine_metrics import EngineMetrics
@@ -63,7 +63,8 @@ class Batcher:
         self._failures = 0
         self._broken: str | None = None
         self._retiming = Retiming(engine.runner, engine.pool, scheduler.budget)
-        self._queue: SimpleQueue[EngineRequest | Made | None] = SimpleQueue()
+        # not a SimpleQueue, whose get(timeout=...) may never return before Python 3.13, if the thread is slow to run
+        self._queue: Queue[EngineRequest | Made | None] = Queue()
         self._held = False  # whether nothing can run before a mask is ready
         engine.masks.woken = self._woken
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)

@@ -19,7 +19,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Queue
 from typing import Any
 
 import httpx
@@ -285,7 +285,7 @@ def front(upstream: str, tls: ssl.SSLContext, heads: list[bytes]) -> Iterator[in
         await end.wait()
         server.close()
 
-    ports: SimpleQueue[int] = SimpleQueue()
+    ports: Queue[int] = Queue()
     end, loop = asyncio.Event(), asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_until_complete, args=(listen(),), daemon=True)
     thread.start()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import threading
+from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -12,7 +14,7 @@ from websockets.exceptions import InvalidStatus
 from cloud.engine.request import EngineRequest, Reply
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.tree import TokenTree
-from outrider_core.protocol.wire import ERR_INTERNAL, ERR_UNKNOWN, Error, Open, Opened, Verdict, pack_ids
+from outrider_core.protocol.wire import ERR_INTERNAL, ERR_UNKNOWN, Close, Error, Open, Opened, Verdict, pack_ids
 from tests.cloud.drive import VLLM, Client, Kind, made_for, make_verifier, serve, started
 from tests.tiny import plain_decode, tiny_model
 from tests.waiting import HANG
@@ -106,3 +108,30 @@ def broken(parts: object) -> torch.Tensor:
 def expect_not_numbers(reply: Reply) -> None:
     assert isinstance(reply, Error), reply
     assert reply.code == ERR_INTERNAL and "not numbers" in reply.text
+
+
+def test_a_lone_request_is_run_however_late_its_thread_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The wait for a second request ends, also if its time has passed before the thread begins to wait."""
+    monkeypatch.setattr("cloud.engine.batcher.IDLE_WINDOW", 1e-9)
+    monkeypatch.setattr("cloud.engine.batcher.time", SimpleNamespace(monotonic=lambda: 0.0))
+    verifier, over = make_verifier(tiny_model(), ()), threading.Event()
+    for _ in range(2):
+        verifier.sessions.open(os.urandom(16), Open(0, bytes(16), 0, pack_ids(PROMPT), 0, Sampling()), PROMPT, set())
+
+    def compete() -> None:
+        while not over.is_set():
+            sum(range(1000))
+
+    def take() -> None:
+        for _ in range(20_000):
+            for _ in range(2):
+                verifier.submit(EngineRequest(bytes(16), Close(0), lambda reply, done: None))
+            assert verifier.batcher._take()
+
+    others = [threading.Thread(target=compete) for _ in range(2)]
+    taking = threading.Thread(target=take, daemon=True)
+    for thread in (*others, taking):
+        thread.start()
+    taking.join(HANG)
+    over.set()
+    assert not taking.is_alive()

@@ -9,7 +9,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError
-from queue import SimpleQueue
+from queue import Queue
 from typing import Any
 
 import jsonschema
@@ -442,7 +442,7 @@ def test_what_is_tried_for_nobody_holds_up_no_schema_behind_it(monkeypatch: pyte
 
 def test_a_schema_given_up_at_close_is_no_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
     """No device takes its schema for a wrong one."""
-    walks, posted = HeldWalks(monkeypatch), SimpleQueue[Callable[[], None]]()
+    walks, posted = HeldWalks(monkeypatch), Queue[Callable[[], None]]()
     with started(json_verifier()) as direct:
         verifier, account = direct.verifier, Account("a", AccountLimits())
         connection = Connection(verifier, account, {}, posted.put, lambda: None)

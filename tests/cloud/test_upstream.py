@@ -118,7 +118,7 @@ class Server:
 @contextmanager
 def answering(server: Server) -> Iterator[str]:
     class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
+        protocol_version, disable_nagle_algorithm = "HTTP/1.1", True
 
         def do_GET(self) -> None:
             self.do_POST()
