@@ -53,7 +53,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         self._gate, self._address = gate, ""
         self._controls = Bucket(CONTROLS_PER_SECOND, time.monotonic)
         self._message = SocketDeadline(self.loop, self._unfinished)
-        self._fragments = 0
+        self._fragments, self._discarding = 0, False
         self._waiting = Waiting()
         self.app_state = {**self.app_state, WAITING: self._waiting}
 
@@ -77,6 +77,33 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         if not self._waiting.hold(held):
             self._fail(RefusalReason.WAITING, "too many unfinished messages of this token")
 
+    def handle_parser_exception(self) -> None:
+        """Send the close frame, and discard what the client is still sending.
+
+        If the socket were closed at once, the client's next bytes would reset the connection, and it might never read
+        why.
+        """
+        if self._discarding:
+            return
+        self._discarding = True
+        if not self.close_sent:
+            closing = self.conn.close_sent
+            assert closing is not None
+            self.queue.put_nowait({"type": "websocket.disconnect", "code": closing.code, "reason": closing.reason})
+            self.transport.write(b"".join(self.conn.data_to_send()))
+            self.close_sent = True
+        if self.read_paused:
+            self.read_paused = False
+            self.transport.resume_reading()
+        if self.close_timer is not None:
+            self.close_timer.cancel()
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+            self.close_timer = self.loop.call_later(LAST_READ, self.transport.abort)
+        else:  # TLS reads on until its own end
+            self.close_timer = None
+            self.transport.close()
+
     def send_receive_event_to_app(self) -> None:
         super().send_receive_event_to_app()
         self._fragments = 0
@@ -93,7 +120,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         """Close the socket and drop what it holds, so that the account's other sockets are not affected."""
         self.frames, self._fragments = [], 0
         if not self.close_sent and not self.transport.is_closing():
-            self.conn.fail(CloseCode.POLICY, text)  # later bytes are discarded
+            self.conn.fail(CloseCode.POLICY, text)
             self.handle_parser_exception()
         self._waiting.hold(len(self.conn.reader.buffer))
         self._gate.refused(reason)

@@ -343,6 +343,18 @@ def test_violations_close_with_their_code(address: str, code: int, sent: bytes, 
         assert peer.closed_with() == code
 
 
+@pytest.mark.parametrize("case", ["one byte too long", "text"])
+def test_a_peer_that_is_still_sending_learns_why_it_was_refused(address: str, case: str) -> None:
+    """A socket closed at once would be reset by what comes next."""
+    code, sent = REFUSED[case]
+    with Peer(address) as peer:
+        peer.send(sent[: 1 << 16])
+        peer.socket.recv(1, socket.MSG_PEEK)  # the server has sent its close frame
+        for _ in range(8):
+            peer.send(bytes(1 << 16))
+        assert peer.closed_with() == code
+
+
 @pytest.mark.parametrize("code", [1000, 1001, 1002, 1003, 1007, 1008, 1009, 1010, 1011, 1012, 3000, 3999, 4000, 4999])
 def test_close_is_echoed(address: str, code: int) -> None:
     with Peer(address) as peer:
