@@ -68,7 +68,12 @@ def main(argv: Sequence[str] | None = None, prog: str = "python -m cloud.verifie
     with contextlib.ExitStack() as sockets:
         for each in bound:
             sockets.enter_context(each)
-        return _run(settings, bound, certificate)
+        try:
+            return _run(settings, bound, certificate)
+        except Exception:
+            if _leaving.is_set():
+                return 0  # a C extension that was being imported has turned the exit into an error of its own
+            raise
 
 
 def _run(settings: Settings, bound: list[socket.socket], certificate: Certificate | None) -> int:
@@ -90,7 +95,7 @@ def _run(settings: Settings, bound: list[socket.socket], certificate: Certificat
         with Bar(Console(stderr=True)) as bar:
             verifier = load_verifier(settings, bar if sys.stderr.isatty() else None)
     except (TargetError, DrafterError, AuthError, PageError) as error:
-        return _fail(str(error))
+        return 0 if _leaving.is_set() else _fail(str(error))
     try:
         server = HttpServer(verifier, settings, certificate, _leaving, _reloading)
     except PageError as error:

@@ -228,6 +228,25 @@ def test_sigterm_whose_exit_is_swallowed(folder: Path, called: str) -> None:
     assert ("verifier ready" in process.stdout) == (called != "loading.load_verifier"), process.stderr
 
 
+@pytest.mark.parametrize("error", ["ImportError", "loading.TargetError"])
+def test_sigterm_whose_exit_becomes_an_error(folder: Path, error: str) -> None:
+    """As when it comes while a C extension is being imported, which then fails to load."""
+    code = (
+        "import os, signal, sys, time\n"
+        "from cloud import loading, verifier\n"
+        "def failing(*arguments, **options):\n"
+        "    try:\n"
+        "        os.kill(os.getpid(), signal.SIGTERM)\n"
+        "        time.sleep(10)\n"
+        "    except SystemExit as exit:\n"
+        f"        raise {error}('initialization failed') from exit\n"
+        "loading.load_verifier = failing\n"
+        "sys.exit(verifier.main(sys.argv[1:]))\n"
+    )
+    process = by_code(folder, code)
+    assert (process.returncode, process.stdout, process.stderr) == (0, "", "")
+
+
 def by_code(folder: Path, code: str) -> subprocess.CompletedProcess[str]:
     """The verifier as this program runs it, until it ends."""
     models = ["--model", str(folder / "target"), "--drafter", str(folder / "drafter"), "--port", "0"]
