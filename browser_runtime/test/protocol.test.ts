@@ -2,6 +2,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import { encode as pack } from "@msgpack/msgpack";
 import { CostCurve } from "../src/protocol/costs.js";
+import { COMPLETE, endsWithCall } from "../src/protocol/ending.js";
 import { Noise } from "../src/protocol/noise.js";
 import { halfToFloat, RowShape, unpackRows } from "../src/protocol/rows.js";
 import { draw, logProbs, Sampling } from "../src/protocol/sampling.js";
@@ -162,6 +163,14 @@ test("stop strings follow the vectors", () => {
     assert.equal(stops.hit, row.hit);
   }
   counted("stops", rows.length);
+});
+
+test("answers end as the vectors say", () => {
+  const rows = read("endings");
+  const complete = rows.filter(row => row.complete).map(row => row.reason);
+  assert.deepEqual(COMPLETE, complete);
+  for (const row of rows.filter(row => "text" in row)) assert.equal(endsWithCall(row.text), row.calls, row.text);
+  counted("endings", rows.length);
 });
 
 test("trees know their shape, prune, and refuse what is no tree", () => {

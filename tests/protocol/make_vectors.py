@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import outrider_core.protocol
-from outrider_core.chat.tool_grammar import ToolFunction, ToolRules
+from outrider_core.chat.tool_grammar import ToolFunction, ToolRules, call_text, ends_with_call
 from outrider_core.protocol import wire
 from outrider_core.protocol.constraint import (
     GRAMMAR_JSON_OBJECT,
@@ -25,12 +25,13 @@ from outrider_core.protocol.constraint import (
     pack_bias,
 )
 from outrider_core.protocol.costs import CostCurve
+from outrider_core.protocol.ending import COMPLETE, FinishReason
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.tree import TokenTree
 from outrider_core.protocol.wire import ClientMessage, ServerMessage, pack_ids, pack_tree
 
 FOLDER = Path(outrider_core.protocol.__file__).parent / "vectors"
-NOISE_FILE, FRAMES_FILE = FOLDER / "noise.json", FOLDER / "frames.json"
+NOISE_FILE, FRAMES_FILE, ENDINGS_FILE = FOLDER / "noise.json", FOLDER / "frames.json", FOLDER / "endings.json"
 
 SEEDS = (0, 1, 7, 2**31, 2**32 - 1, 2**32, 0x0123456789ABCDEF, 2**63 - 1)
 POSITIONS = (0, 1, 17, 2047, 131071, 2**31 - 1)
@@ -185,6 +186,15 @@ def frame_vectors() -> list[dict[str, Any]]:
     ]
 
 
+def ending_vectors() -> list[dict[str, Any]]:
+    """Every reason for the end of an answer; then texts that may call functions, and whether they end with a call."""
+    call = call_text("add", {"terms": [1, "\n}"]})
+    texts = ["", "Hello.", call, f"One moment.\n{call}", f"{call}\n{call}"]
+    texts += [call[:-1], call + "\n", call + " Done.", call.replace("\n</", "</"), "}\n</tool_call>", "]\n</tool_call>"]
+    reasons = [{"reason": each.value, "complete": each in COMPLETE} for each in FinishReason]
+    return [*reasons, *({"text": each, "calls": ends_with_call(each)} for each in texts)]
+
+
 def text(rows: list[dict[str, Any]]) -> str:
     """A JSON array with one vector a line."""
     return "[\n" + ",\n".join(json.dumps(row, ensure_ascii=False) for row in rows) + "\n]\n"
@@ -194,6 +204,7 @@ def main() -> None:
     FOLDER.mkdir(exist_ok=True)
     NOISE_FILE.write_text(text(noise_vectors()), encoding="utf-8")
     FRAMES_FILE.write_text(text(frame_vectors()), encoding="utf-8")
+    ENDINGS_FILE.write_text(text(ending_vectors()), encoding="utf-8")
 
 
 if __name__ == "__main__":

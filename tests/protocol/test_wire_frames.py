@@ -50,7 +50,15 @@ from outrider_core.protocol.wire import (
     unpack_ids,
     unpack_tree,
 )
-from tests.protocol.make_vectors import FRAMES_FILE, fields_of, frame_vectors, golden_messages, message_of
+from tests.protocol.make_vectors import (
+    ENDINGS_FILE,
+    FRAMES_FILE,
+    ending_vectors,
+    fields_of,
+    frame_vectors,
+    golden_messages,
+    message_of,
+)
 
 Message = ClientMessage | ServerMessage
 
@@ -383,6 +391,10 @@ def test_vectors_that_are_no_tree_are_refused(tokens: bytes, parents: bytes) -> 
 
 def test_golden_frames_are_current() -> None:
     assert json.loads(FRAMES_FILE.read_text(encoding="utf-8")) == frame_vectors()
+
+
+def test_golden_endings_are_current() -> None:
+    assert json.loads(ENDINGS_FILE.read_text(encoding="utf-8")) == ending_vectors()
 
 
 @pytest.mark.parametrize("row", json.loads(FRAMES_FILE.read_text(encoding="utf-8")), ids=lambda row: row["name"])
