@@ -105,6 +105,12 @@ def reason_of(error: BaseException) -> str:
     return str(error) or type(error).__name__
 
 
+def _abort(connection: ClientConnection) -> None:
+    """Cut a connection, or do nothing if it is gone."""
+    with contextlib.suppress(AttributeError):  # of asyncio, if it closed with unsent data and then could send it
+        connection.transport.abort()
+
+
 class Link:
     """Keeps a connection to `server` alive and hands events to `report`, in order; from the start, or as `stay` says.
 
@@ -226,7 +232,7 @@ class Link:
                 await connection.send(encode(self.hello))
                 answer = decode_server(await connection.recv(decode=False))
             except BaseException:
-                connection.transport.abort()
+                _abort(connection)
                 raise
         rtt = time.monotonic() - asked
         if isinstance(answer, Error):
@@ -235,14 +241,14 @@ class Link:
                 raise LinkRefused(answer.text)
             raise WireError(f"the verifier refused: {answer.text}")
         if not isinstance(answer, Welcome) or answer.protocol != PROTOCOL_VERSION:
-            connection.transport.abort()
+            _abort(connection)
             raise LinkRefused("the other side is not an Outrider verifier of this protocol version; update one of them")
         return connection, answer, rtt
 
     def _take(self, connection: ClientConnection, welcome: Welcome, rtt: float) -> None:
         """Make `connection` the link, unless nothing needs it any more."""
         if not self._needed.is_set():
-            connection.transport.abort()
+            _abort(connection)
             return
         self._connection, self.welcome, self._renewals, self._spoke = connection, welcome, 0, False
         self._frames, self._queued, self._unsent = asyncio.Queue(), 0, math.inf
@@ -253,7 +259,7 @@ class Link:
         """End the connection, if there is one, without a handshake: half-open links do not answer a close."""
         if self._connection is None:
             return
-        self._connection.transport.abort()
+        _abort(self._connection)
         self._connection = self.welcome = None
         if self._writing:
             self._writing.cancel()

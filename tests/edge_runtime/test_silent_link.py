@@ -302,6 +302,22 @@ def test_sending_never_waits_and_another_connection_is_dialled() -> None:
     asyncio.run(test())
 
 
+def test_a_verifier_that_hangs_up_while_it_is_still_sent_something_is_dialled_again() -> None:
+    """It reads on, and drops what it reads: the connection ends after that, and not with an error."""
+
+    async def test() -> None:
+        async with unread() as (greeter, device):
+            await holds(lambda: unsent(device.link) > 0)
+            refused = greeter.connections[-1]
+            refused.protocol.fail(1009, "too large")
+            refused.send_data()
+            refused.transport.resume_reading()
+            assert await device.next() == LinkDown("too large")
+            assert isinstance(await device.next(), LinkUp)
+
+    asyncio.run(test())
+
+
 def test_a_long_message_on_its_way_is_not_silence() -> None:
     async def test() -> None:
         async with unread() as (greeter, device):
