@@ -9,6 +9,7 @@ class CloseCode(IntEnum):
     """Close codes: RFC 6455's below 4000, the protocol's own from 4000 on."""
 
     UNSUPPORTED = 1003  # a text frame
+    INVALID = 1007  # a text frame that is not valid UTF-8
     POLICY = 1008
     TOO_LARGE = 1009
     RESTART = 1012

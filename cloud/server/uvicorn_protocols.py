@@ -53,7 +53,8 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         self._gate, self._address = gate, ""
         self._controls = Bucket(CONTROLS_PER_SECOND, time.monotonic)
         self._message = SocketDeadline(self.loop, self._unfinished)
-        self._fragments, self._discarding = 0, False
+        self._closing = SocketDeadline(self.loop, lambda: self.transport.abort())
+        self._fragments = 0
         self._waiting = Waiting()
         self.app_state = {**self.app_state, WAITING: self._waiting}
 
@@ -63,11 +64,14 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._message.lift()
+        self._closing.lift()
         self._waiting.hold(0)
         self._gate.leave(self._address)  # the HttpProtocol has counted it
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        if self.disconnected:
+            return
         super().data_received(data)
         held = self._fragments + len(self.conn.reader.buffer)
         if held:
@@ -78,14 +82,15 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
             self._fail(RefusalReason.WAITING, "too many unfinished messages of this token")
 
     def handle_parser_exception(self) -> None:
-        """Send the close frame, and discard what the client is still sending.
+        """Send the close frame, disconnect the app, and discard what the client is still sending.
 
         If the socket were closed at once, the client's next bytes would reset the connection, and it might never read
         why.
         """
-        if self._discarding:
+        self.frames, self._fragments = [], 0
+        if self.disconnected:
             return
-        self._discarding = True
+        self.disconnected = True
         if not self.close_sent:
             closing = self.conn.close_sent
             assert closing is not None
@@ -100,11 +105,17 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         if self.transport.can_write_eof():
             self.transport.write_eof()
             self.close_timer = self.loop.call_later(LAST_READ, self.transport.abort)
-        else:  # TLS reads on until its own end
+        else:  # TLS cannot; it is reset by what comes next
             self.close_timer = None
             self.transport.close()
 
     def send_receive_event_to_app(self) -> None:
+        if self.curr_msg_data_type == "text" and not self.close_sent:
+            try:
+                b"".join(self.frames).decode()
+            except UnicodeDecodeError:  # uvicorn would log it, and fail if the client's close frame came with it
+                self._refuse(CloseCode.INVALID, "not valid UTF-8")
+                return
         super().send_receive_event_to_app()
         self._fragments = 0
         self._message.lift()
@@ -120,19 +131,25 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         """Close the socket and drop what it holds, so that the account's other sockets are not affected."""
         self.frames, self._fragments = [], 0
         if not self.close_sent and not self.transport.is_closing():
-            self.conn.fail(CloseCode.POLICY, text)
-            self.handle_parser_exception()
+            self._refuse(CloseCode.POLICY, text)
         self._waiting.hold(len(self.conn.reader.buffer))
         self._gate.refused(reason)
-        self.loop.call_later(LAST_READ, self.transport.abort)  # else the close would wait for a client to read
+        self._closing.keep("close", LAST_READ)  # else the close would wait for a client to read
+
+    def _refuse(self, code: CloseCode, text: str) -> None:
+        self.conn.fail(code, text)
+        self.handle_parser_exception()
 
     def _flooded(self) -> bool:
-        """Count a ping or pong. Too many cut the socket, because a close would wait for the client to read."""
+        """Count a ping or pong. Too many cut the socket, because a close would wait for the client to read.
+
+        Returns whether nothing can be answered any more.
+        """
         self._controls.take(1)
         if self._controls.wait() > 0:
             self._gate.refused(RefusalReason.FLOOD)
             self.transport.abort()
-        return self.transport.is_closing()
+        return self.disconnected or self.transport.is_closing()
 
     def handle_ping(self) -> None:
         if not self._flooded():
@@ -155,9 +172,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
             self._fragments += len(event.data)
             super().handle_cont(event)
         elif not self.close_sent:
-            self.frames = []
-            self.conn.fail(CloseCode.TOO_LARGE, "too many fragments")
-            self.handle_parser_exception()
+            self._refuse(CloseCode.TOO_LARGE, "too many fragments")
 
     def keepalive_timeout(self) -> None:
         super().keepalive_timeout()
@@ -167,6 +182,6 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         await super().send(message)
         match cast(dict[str, Any], message):
             case {"type": "websocket.close"}:
-                self.loop.call_later(LAST_READ, self.transport.abort)
+                self._closing.keep("close", LAST_READ)
             case {"type": "websocket.http.response.body"}:
                 self.handshake_complete = self.close_sent  # else uvicorn would log a refused handshake as an error

@@ -6,19 +6,28 @@ Behind every case another device is still served right.
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hashlib
 import os
+import queue
 import socket
 import struct
+import threading
 import time
 import tracemalloc
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from typing import Any
 
 import pytest
+import uvicorn
 
+from cloud.http_server import uvicorn_config
+from cloud.server.limits import MAX_FRAGMENTS, Gate
 from cloud.server.service import Verifier
+from cloud.settings import Settings
+from cloud.telemetry.metrics import Metrics
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.tree import TokenTree
 from outrider_core.protocol.wire import MAX_CLIENT_FRAME, SUBPROTOCOL, Welcome, decode_server, encode
@@ -353,6 +362,100 @@ def test_a_peer_that_is_still_sending_learns_why_it_was_refused(address: str, ca
         for _ in range(8):
             peer.send(bytes(1 << 16))
         assert peer.closed_with() == code
+
+
+MANY_FRAGMENTS = fragments(BINARY, [b""] * (MAX_FRAGMENTS + 2))
+BEHIND: dict[str, tuple[int, bytes]] = {
+    "invalid text, ping": (1007, REFUSED["text that ends early"][1] + frame(PING)),
+    "invalid text, close": (1000, REFUSED["text that ends early"][1] + frame(CLOSE, b"\x03\xe8")),
+    "too many fragments, ping": (1009, MANY_FRAGMENTS + frame(PING)),
+}
+
+
+@pytest.mark.parametrize(("code", "sent"), BEHIND.values(), ids=BEHIND)
+@pytest.mark.parametrize("behind", [b"", frame(PING) + frame(TEXT, b"\xce")], ids=["", "and more"])
+def test_frames_behind_a_violation_are_dropped(
+    address: str, code: int, sent: bytes, behind: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Peer(address) as peer:
+        peer.send(sent)
+        peer.socket.recv(1, socket.MSG_PEEK)  # the server has sent its close frame
+        with suppress(ConnectionError):
+            peer.send(behind)
+        got = peer.frame()
+        while got[0] == PONG:  # read before the violation was noticed
+            got = peer.frame()
+        assert got[0] == CLOSE and int.from_bytes(got[1][:2], "big") == code
+        with suppress(ConnectionError):
+            assert peer.socket.recv(1) == b""
+    with Client(address):  # the server has handled all of it
+        assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
+class Bare:
+    """A server of the product's protocols with an app of the test's own."""
+
+    def __init__(self, app: Any) -> None:
+        self.asgi, self.gate = app, Gate(Settings(), Metrics())
+        self.gate.message_seconds = 0.1
+
+
+@contextmanager
+def bare(app: Any) -> Iterator[str]:
+    listener = socket.create_server(("127.0.0.1", 0))
+    server = uvicorn.Server(uvicorn_config(Bare(app), lifespan="off"))  # type: ignore[arg-type]
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+    thread.start()
+    try:
+        yield f"127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join(HANG)
+
+
+def test_an_app_that_is_still_sending_to_a_refused_peer_learns_that_it_is_gone() -> None:
+    """As an app does that has not come to read of it."""
+    ends: queue.Queue[BaseException] = queue.Queue()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "websocket.accept"})
+        try:
+            while True:
+                await send({"type": "websocket.send", "bytes": b"more"})
+                await asyncio.sleep(0.001)
+        except BaseException as error:
+            ends.put(error)
+
+    with bare(app) as address, Peer(address) as peer:
+        peer.send(REFUSED["opcode 3"][1])
+        assert isinstance(ends.get(timeout=HANG), OSError)
+
+
+def test_a_refused_peer_that_reads_late_leaves_no_timer(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A timer would cut a socket that is gone, at which asyncio fails."""
+    monkeypatch.setattr("cloud.server.uvicorn_protocols.LAST_READ", 1.0)
+    refused, over = threading.Event(), threading.Event()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "websocket.accept"})
+        await send({"type": "websocket.send", "bytes": bytes(16 << 20)})
+        while (await receive())["type"] != "websocket.disconnect":
+            pass
+        refused.set()
+        await asyncio.sleep(1.5)
+        over.set()
+
+    with bare(app) as address, Peer(address) as peer:
+        peer.send(BEGUN)  # and no more
+        assert refused.wait(HANG)
+        peer.socket.shutdown(socket.SHUT_WR)
+        with suppress(ConnectionError):
+            while peer.socket.recv(1 << 20):
+                pass
+        assert over.wait(HANG)
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
 @pytest.mark.parametrize("code", [1000, 1001, 1002, 1003, 1007, 1008, 1009, 1010, 1011, 1012, 3000, 3999, 4000, 4999])
