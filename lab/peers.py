@@ -305,6 +305,7 @@ def main(argv: list[str] | None = None) -> int:
     common_arguments(
         parser, "prompts", "target", "drafter", "threads", count=8, max_new_tokens=64, json=Path("build/peers.json")
     )
+    parser.set_defaults(drafter=None)  # the target's, if there is one: trees need it
     parser.add_argument(
         "--llama-python", metavar="PYTHON", help="interpreter with llama-cpp-python; without: this one, or no such row"
     )
