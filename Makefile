@@ -20,7 +20,7 @@ check: $(VENV)/check
 		$(addprefix --ignore=tests/,protocol/test_import_purity.py edge_runtime/test_probe.py \
 		edge_runtime/test_session_space.py edge_runtime/test_silent_link.py drafting/test_engines.py drafting/test_guide.py)
 
-test-slow: $(BUNDLE)/manifest.json $(VENV)/scale
+test-slow: $(BUNDLE)/manifest.json $(VENV)/scale $(VENV)/conformance
 	$(BIN)/python -m pytest -m slow
 
 # The tests that need no torch, with the lowest release of each dependency that pyproject.toml allows, and with the newest

@@ -318,7 +318,7 @@ def test_every_node_sees_the_whole_context() -> None:
 
 def test_rules_and_trees_need_no_torch() -> None:
     folder = Path(lab.baselines.__file__).parent
-    trained = {"decision", "deeper", "eagle3", "files", "networks", "reused"}
+    trained = {"decision", "deeper", "eagle3", "files", "fused", "networks", "reused"}
     names = sorted(f"lab.baselines.{path.stem}" for path in folder.glob("[!_]*.py") if path.stem not in trained)
     assert len(names) > 5
     program = f"import sys, {', '.join(names)}; sys.exit('torch' in sys.modules)"
