@@ -45,6 +45,7 @@ def test_a_results_file_becomes_a_section_and_headlines(tmp_path: Path) -> None:
 
 
 def test_a_plot_is_drawn_for_each_scheme(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
     (section,) = (each for each in SECTIONS if each.name == "tau")
     assert section.bars is not None
     for scheme, paper in (("light", "#ffffff"), ("dark", "#0d1117")):
