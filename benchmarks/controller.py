@@ -43,8 +43,9 @@ from edge_runtime.session.policy import Policy, UnderstudyUse, WhoWrites
 from edge_runtime.session.session import Session
 from edge_runtime.session.states import Writer
 from edge_runtime.session.timeouts import Patience, RoundTimer
-from edge_runtime.speed.controller import Controller, Mode
+from edge_runtime.speed.controller import Controller
 from edge_runtime.speed.pace import Pace
+from edge_runtime.speed.settled import Arm
 from edge_runtime.speed.tuning import LARGEST, Tuning
 from outrider_core.drafting.drafter import PROMPT_CHUNK, Draft, TreeShape
 from outrider_core.machine import describe_machine
@@ -78,7 +79,7 @@ class Device:
 
     def __init__(self, arm: str) -> None:
         chain = arm.removeprefix("chain ") if arm.startswith("chain") else ""
-        mode = None if arm == CHOSEN else Mode.STREAM if arm == "stream" else Mode.TREE
+        mode = None if arm == CHOSEN else Arm.STREAM if arm == "stream" else Arm.TREE
         self.controller, self.timer = Controller(Pace(), mode), RoundTimer()
         self.drafter, self.understudy = not chain, bool(chain) or arm == CHOSEN
         self.largest, self.shaping = TreeShape(depth=int(chain)) if chain else LARGEST, not chain
@@ -173,12 +174,12 @@ class Simulation:
                 case DraftChain():
                     chain, seconds = self._chain(action.prefix, action.tokens)
                     self._on_device(self._understudy_free, self._ready(chain, action.version, seconds))
-                case Compare(chain=None):
+                case Compare(arm=Arm.TREE):
                     given, seconds = self._tree(action)
                     ready = partial(self.session.tree_compared, given, len(action.prefix), seconds)
                     self._on_device(self._drafter_free, ready)
-                case Compare(chain=count):
-                    given, seconds = self._chain(action.prefix, count or 0)
+                case Compare():
+                    given, seconds = self._chain(action.prefix, action.nodes)
                     ready = partial(self.session.tree_compared, given, len(action.prefix), seconds)
                     self._on_device(self._understudy_free, ready)
                 case DraftAhead():
@@ -204,7 +205,7 @@ class Simulation:
         self._drafter_free = max(self.now, self._drafter_free)
         if action.depth < 1 or at >= self.passage.length:
             return Draft(), 0.0
-        gain = LARGEST.gain if action.gain is None else 2 ** (round(4 * log2(action.gain)) / 4)  # few trees are grown
+        gain = LARGEST.gain if not action.gain else 2 ** (round(4 * log2(action.gain)) / 4)  # few trees are grown
         level = self.passage.levels[at]
         tree, scores, steps = draft(level, world.boast, max(1, action.nodes), gain)
         if tree.tokens and max(tree.depths) > action.depth:
@@ -229,7 +230,7 @@ class Simulation:
         steps = max(0, len(tokens) - known)
         seconds = steps * (self.world.token or 0.0)
         self._understudy_free = max(self.now, self._understudy_free) + seconds
-        return Draft(TokenTree.chain(tokens), (0.0,) * len(tokens), steps, chain=True), seconds
+        return Draft(TokenTree.chain(tokens), (0.0,) * len(tokens), steps), seconds
 
     # --- the verifier ---
 

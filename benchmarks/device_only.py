@@ -29,14 +29,14 @@ from edge_runtime.blocking import BlockingRuntime
 from edge_runtime.events import Finished
 from edge_runtime.options import Pinned, RuntimeOptions
 from edge_runtime.runtime import EdgeRuntime
-from edge_runtime.speed.controller import Mode
+from edge_runtime.speed.settled import Arm
 from outrider_core.drafting.bundle import UNDERSTUDY_FOLDER, open_bundle
 from outrider_core.drafting.engines import open_engine
 from outrider_core.machine import describe_machine
 from outrider_core.targets.bundle import open_target_bundle
 
 PLAIN = "plain"
-ROWS: dict[str, Mode | None] = {PLAIN: Mode.STREAM, "trees": Mode.TREE, "as chosen": None}
+ROWS: dict[str, Arm | None] = {PLAIN: Arm.STREAM, "trees": Arm.TREE, "as chosen": None}
 #: of one answer: its tokens and seconds
 Answer = tuple[list[int], float]
 

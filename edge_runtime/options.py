@@ -10,7 +10,7 @@ from typing import Any, Literal, TypedDict
 from edge_runtime.link.authorization import TokenProvider
 from edge_runtime.session.policy import Policy
 from edge_runtime.session.timeouts import Patience
-from edge_runtime.speed.controller import Mode
+from edge_runtime.speed.settled import Arm
 from edge_runtime.speed.tuning import LARGEST
 from outrider_core.drafting.drafter import TreeShape
 from outrider_core.drafting.engines import Engine
@@ -95,11 +95,11 @@ class Pinned:
         row_cost: Row cost of the engine, see the glossary; None: learn it.
     """
 
-    mode: Mode | Literal["tree", "stream"] | None = None
+    mode: Arm | Literal["tree", "stream"] | None = None
     shaping: bool = True
     ahead: bool | None = None
     row_cost: float | None = None
 
 
 #: sends trees of one shape, whatever their gain, and never drafts ahead: for measuring acceptance
-FIXED_TREES = Pinned(Mode.TREE, shaping=False, ahead=False, row_cost=USUAL)
+FIXED_TREES = Pinned(Arm.TREE, shaping=False, ahead=False, row_cost=USUAL)

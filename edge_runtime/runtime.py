@@ -31,8 +31,9 @@ from edge_runtime.session.record import constraint_of as recorded_constraint
 from edge_runtime.session.record import read_record, record_of, restore
 from edge_runtime.session.session import Session
 from edge_runtime.session.timeouts import Patience, RoundTimer
-from edge_runtime.speed.controller import Controller, Mode
+from edge_runtime.speed.controller import Controller
 from edge_runtime.speed.pace import Pace
+from edge_runtime.speed.settled import Arm
 from edge_runtime.speed.tuning import Tuning
 from outrider_core.chat.api.constraints import constraint_of
 from outrider_core.chat.api.tools import tool_use_of
@@ -81,7 +82,7 @@ class EdgeRuntime:
         reliable = server is not None and not isinstance(server, str) and server.reliable
         self.patience = options.patience or (UNHURRIED if reliable else Patience())
         self._timer = RoundTimer(math.inf, math.inf, math.inf) if reliable else RoundTimer()
-        self._shaping, self.controller = pinned.shaping, Controller(Pace(), Mode(pinned.mode) if pinned.mode else None)
+        self._shaping, self.controller = pinned.shaping, Controller(Pace(), Arm(pinned.mode) if pinned.mode else None)
         self._ahead = False if reliable and pinned.ahead is None else pinned.ahead
         manifest = bundle.manifest
         engine, threads = options.engine, options.threads

@@ -48,7 +48,7 @@ from edge_runtime.blocking import BlockingRuntime
 from edge_runtime.events import Finished, Verified
 from edge_runtime.options import Pinned, RuntimeOptions
 from edge_runtime.runtime import EdgeRuntime
-from edge_runtime.speed.controller import Mode
+from edge_runtime.speed.settled import Arm
 from lab import llama_peer
 from lab.lab import Lab
 from outrider.local import LocalVerifier
@@ -132,7 +132,7 @@ class DevicePeer:
     """An `EdgeRuntime` and its target in this process. mode: None lets it choose between trees and a stream."""
 
     def __init__(
-        self, name: str, bundle: Bundle, server: LocalVerifier, megabytes: float, threads: int, mode: Mode | None
+        self, name: str, bundle: Bundle, server: LocalVerifier, megabytes: float, threads: int, mode: Arm | None
     ) -> None:
         self.plain = None if name == PLAIN else PLAIN
         self.name = name
@@ -366,9 +366,9 @@ def open_devices(options: argparse.Namespace, megabytes: float, threads: int, st
     devices = [
         DevicePeer(name, bundle, of, megabytes, threads, mode)
         for name, of, mode in (
-            (PLAIN, plain, Mode.STREAM),
-            (f"{PLAIN}, stream", usual, Mode.STREAM),
-            (f"{PLAIN}, trees", usual, Mode.TREE),
+            (PLAIN, plain, Arm.STREAM),
+            (f"{PLAIN}, stream", usual, Arm.STREAM),
+            (f"{PLAIN}, trees", usual, Arm.TREE),
             (f"{PLAIN}, own choice", usual, None),
         )
     ]

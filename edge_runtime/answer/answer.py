@@ -45,6 +45,7 @@ from edge_runtime.session.actions import (
 )
 from edge_runtime.session.session import Session
 from edge_runtime.session.states import Writer
+from edge_runtime.speed.settled import Arm
 from outrider_core.chat.grammar import GrammarError
 from outrider_core.protocol.ending import FinishReason
 
@@ -231,7 +232,7 @@ class Answer:
                 case ReadText():
                     self._understudy.read(action)
                 case Compare():
-                    (self._understudy if action.chain else self._jobs).compare(action)
+                    (self._understudy if action.arm is Arm.CHAIN else self._jobs).compare(action)
                 case DraftAhead():
                     self._jobs.draft_ahead()
                     self._understudy.draft_ahead()

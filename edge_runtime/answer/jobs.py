@@ -24,7 +24,7 @@ from edge_runtime.answer.threads import DrafterFailed, DrafterThread, Understudy
 from edge_runtime.session.actions import AddRows, Compare, DraftChain, DraftTree, ReadText, WriteToken
 from edge_runtime.session.session import Session
 from edge_runtime.session.states import Writer
-from edge_runtime.speed.chains import MOST_TOKENS
+from edge_runtime.speed.arms import MOST_TOKENS
 from outrider_core.drafting.drafter import Draft, TreeShape
 from outrider_core.protocol.constraint import Disobeyed, Rules
 from outrider_core.protocol.tree import TokenTree
@@ -168,7 +168,7 @@ class UnderstudyJobs:
 
         def work() -> InboxEvent:
             cancelled = lambda: session.offline.active or session.finished is not None  # noqa: E731
-            draft, seconds = self._chain(action.prefix, action.chain or 0, cancelled, decoding)
+            draft, seconds = self._chain(action.prefix, action.nodes, cancelled, decoding)
             return Compared(session, draft, len(action.prefix), seconds)
 
         self._submit(work)
@@ -204,7 +204,7 @@ class UnderstudyJobs:
         began, before = time.monotonic(), understudy.drafted
         tokens, scores = understudy.draft(prefix, count, decoding, gone)
         steps, seconds = understudy.drafted - before, time.monotonic() - began
-        return Draft(TokenTree.chain(tokens), tuple(scores), steps, chain=True), seconds
+        return Draft(TokenTree.chain(tokens), tuple(scores), steps), seconds
 
     def _decoding(self) -> Decoding:
         return Decoding(len(self._session.prompt), self._session.sampling, self.rules)

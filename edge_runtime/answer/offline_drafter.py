@@ -18,8 +18,9 @@ from pathlib import Path
 import numpy as np
 
 from edge_runtime.speed.ahead import Ahead
-from edge_runtime.speed.controller import Controller, Mode
+from edge_runtime.speed.controller import Controller
 from edge_runtime.speed.pace import Pace
+from edge_runtime.speed.settled import Arm
 from edge_runtime.speed.tuning import LARGEST, foreseen
 from outrider_core.drafting.bundle import SERVER_HALF_FILE, UNDERSTUDY_FOLDER, Bundle
 from outrider_core.drafting.drafter import PROMPT_CHUNK, Drafter, TreeShape
@@ -68,7 +69,7 @@ class OfflineDrafter:
         features: HostFeatures,
         shape: TreeShape = LARGEST,
         lookup: bool = True,
-        mode: Mode | None = None,
+        mode: Arm | None = None,
     ) -> None:
         self._features, self._shape = features, shape
         self._made = partial(Drafter.of, bundle, engine, lookup)
@@ -79,7 +80,6 @@ class OfflineDrafter:
         self._rows = 0  # number of its first tokens whose feature rows the drafter holds
         self._prompt_length = -1  # of the answer in progress
         self._untold = True  # nothing of this answer has been measured
-        self._streamed = 0  # tokens of this answer that were written one a step
         self._asked: _Step | None = None  # the present one
         self._step: _Step | None = None
 
@@ -95,27 +95,27 @@ class OfflineDrafter:
         Empty if plain steps are faster, or once `cancelled`.
         """
         pace = self.controller.pace
-        if self.controller.pinned is Mode.STREAM or not self._has_timed(understudy):
+        if self.controller.pinned is Arm.STREAM or not self._has_timed(understudy):
             return TokenTree()
         mode = self._went_on(text, decoding.prompt_length)
         self._asked = _Step(len(text))
-        if mode is Mode.STREAM:
-            self._streamed += 1
-            if not pace.compares(self._streamed, first=self._untold):
-                return TokenTree()
+        if mode is Arm.STREAM and not self.controller.compares(Arm.TREE, first=self._untold):
+            return TokenTree()
         began, first = time.perf_counter(), self._step is None or not self._step.tree
         drafter = self._drafter = self._drafter or self._made()
         if not self._has_read(drafter, understudy, text, cancelled):
             return TokenTree()
-        nodes = min(self._shape.nodes, pace.worth_drafting())
-        shape = replace(self._shape, nodes=nodes, gain=pace.gain())
+        nodes = min(self._shape.nodes, pace.tree.worth_drafting())
+        shape = replace(self._shape, nodes=nodes, gain=pace.tree.gain(pace.costs) or self._shape.gain)
         draft = drafter.draft(text, decoding.sampling, shape, cancelled, decoding.rules)
         seconds = time.perf_counter() - began
-        tree = draft.tree.pruned(pace.worth_sending(draft.tree, draft.scores), len(draft.tree))
-        pace.drafted(seconds, draft.steps, from_scratch=not first)
-        if mode is Mode.TREE:
-            (pace.prepared if first else pace.waited)(seconds)
-        trial = seconds if mode is Mode.STREAM else None
+        tree = draft.tree.pruned(pace.tree.worth_sending(draft.tree, draft.scores, pace.costs), len(draft.tree))
+        pace.drafted(seconds, draft.steps)
+        if mode is Arm.TREE and first:
+            pace.prepared()
+        elif mode is Arm.TREE:
+            pace.waited(seconds)
+        trial = seconds if mode is Arm.STREAM else None
         self._asked, self._untold = _Step(len(text), tree, draft.scores[: len(tree)], trial), False
         return tree
 
@@ -131,15 +131,15 @@ class OfflineDrafter:
     def _has_timed(self, understudy: Understudy) -> bool:
         """Return whether the understudy's step costs are known; otherwise time one more step."""
         sizes, pace = len(TIMED_NODES), self.controller.pace
-        if pace.curve is None and len(self._timed) < TIMES * sizes:
+        if pace.costs.curve is None and len(self._timed) < TIMES * sizes:
             seconds = understudy.time_step(TIMED_NODES[len(self._timed) % sizes])
             self._timed.append(max(LEAST_SECONDS, seconds))
-        elif pace.curve is None:
+        elif pace.costs.curve is None:
             fastest = (min(self._timed[size::sizes]) for size in range(sizes))
-            pace.curve = CostCurve(tuple(1 + nodes for nodes in TIMED_NODES), tuple(accumulate(fastest, max)))
-        return pace.curve is not None
+            pace.costs.curve = CostCurve(tuple(1 + nodes for nodes in TIMED_NODES), tuple(accumulate(fastest, max)))
+        return pace.costs.curve is not None
 
-    def _went_on(self, text: list[int], prompt_length: int) -> Mode:
+    def _went_on(self, text: list[int], prompt_length: int) -> Arm:
         """Learn from the last step, if `text` continues it; return the mode of the next one."""
         same = common_prefix(self._text, text)
         step, self._text = self._step, list(text)
@@ -148,7 +148,7 @@ class OfflineDrafter:
             if self._drafter:
                 self._drafter.keep_rows(same)
         if step is None or prompt_length != self._prompt_length or not same == step.base < len(text):
-            self._prompt_length, self._step, self._untold, self._streamed = prompt_length, None, True, 0
+            self._prompt_length, self._step, self._untold = prompt_length, None, True
             return self.controller.begin()
         pace = self.controller.pace
         path = foreseen(step.tree, text[step.base :]) or []
@@ -202,7 +202,7 @@ def offline_drafter_for(
     model: TargetConfig,
     shape: TreeShape = LARGEST,
     lookup: bool = True,
-    mode: Mode | None = None,
+    mode: Arm | None = None,
 ) -> OfflineDrafter | None:
     """Return an `OfflineDrafter` for the understudy of `bundle`, which has the shapes of `model`.
 

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_runtime.session.states import PauseReason, Writer
+from edge_runtime.speed.settled import Arm
 from outrider_core.protocol.ending import FinishReason
 from outrider_core.protocol.wire import ClientMessage
 
@@ -56,15 +57,15 @@ class DraftChain:
 class Compare:
     """Draft a tree below `prefix` that is not sent, to compare it with the stream.
 
-    Answer with `Session.tree_compared`. nodes, depth, gain: see DraftTree. chain: instead of a tree, the understudy
-    drafts a chain of this many tokens, see DraftChain.
+    Answer with `Session.tree_compared`. nodes, depth, gain: see DraftTree. arm: CHAIN: instead of a tree, the
+    understudy drafts a chain of `nodes` tokens, see DraftChain.
     """
 
     prefix: list[int]
     nodes: int
     depth: int
     gain: float | None = None
-    chain: int | None = None
+    arm: Arm = Arm.TREE
 
 
 @dataclass(frozen=True)

@@ -5,18 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from edge_runtime.session.states import Writer
+from edge_runtime.speed.settled import Arm
 from outrider_core.drafting.drafter import Draft
 
 
 @dataclass
 class JobSlot:
-    """busy: the writer that has a job of this answer. ready: the tree to send next.
+    """busy: the writer that has a job of this answer. ready: the tree or chain to send next, and which it is.
 
     version: of the request; the result of a job with another version is stale.
     """
 
     busy: Writer | None = None
-    ready: Draft | None = None
+    ready: tuple[Arm, Draft] | None = None
     version: int = 0
 
     def take(self, writer: Writer) -> int:

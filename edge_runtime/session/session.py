@@ -45,8 +45,7 @@ from edge_runtime.session.stats import SessionStats
 from edge_runtime.session.timeouts import Patience, RoundTimer
 from edge_runtime.session.transcript import Transcript
 from edge_runtime.session.verifier import Deadline, Refusal, VerifierState
-from edge_runtime.speed.controller import Mode
-from edge_runtime.speed.settled import RequestKind, Settled
+from edge_runtime.speed.settled import Arm, Settled
 from edge_runtime.speed.tuning import Tuning
 from outrider_core.drafting.drafter import Draft
 from outrider_core.protocol.constraint import Constraint
@@ -96,7 +95,7 @@ class Session:
             self.policy, self.understudy, self.sentence_ends, self.obeys, self.patience.offline, self.drafter
         )
         self.job = JobSlot()
-        self.mode = Mode.TREE
+        self.arm = Arm.TREE
         self.finished: FinishReason | None = None
 
     @property
@@ -139,10 +138,10 @@ class Session:
         None if that is not worthwhile or the drafter has another job.
         """
         request = self.verifier.in_flight
-        if request is None or not request.tree or self.provisional or self.job.busy:
+        if request is None or request.arm is None or not request.tree or self.provisional or self.job.busy:
             return None
-        chain = request.kind is RequestKind.CHAIN
-        return (Writer.UNDERSTUDY if chain else Writer.DRAFTER) if self.tuning.drafts_ahead(chain) else None
+        writer = Writer.UNDERSTUDY if request.arm is Arm.CHAIN else Writer.DRAFTER
+        return writer if self.tuning.drafts_ahead(request.arm) else None
 
     # --- events ---
 
@@ -150,7 +149,7 @@ class Session:
         """Begin. Drafting starts at once, so that the first tree is ready when the link is."""
         self.verifier.heard = now
         if self.policy.target_first:
-            self.mode = self.tuning.begin()
+            self.arm = self.tuning.begin()
         if self.text.over:
             return self._complete()
         if self.offline.device_only:
@@ -172,7 +171,7 @@ class Session:
         if rtt is not None:
             self.tuning.linked(welcome, rtt)
             if self.policy.target_first:
-                actions = self.set_mode(self.tuning.begin(), now)
+                actions = self.set_arm(self.tuning.begin(), now)
         supported = self.verifier.link_up(welcome, now)
         self.text.limit = min(self._own_limit, self.verifier.context)
         self.offline.accepted()
@@ -207,15 +206,15 @@ class Session:
 
     def tree_ready(self, draft: Draft, version: int, now: float, seconds: float = 0.0) -> list[Action]:
         """Take a tree (the answer to DraftTree) or a chain (to DraftChain), drafted in `seconds`."""
-        self.job.done()
-        self.tuning.drafted(draft, seconds, version == self.job.version)
-        self.stats.drafted(draft)
+        arm = Arm.CHAIN if self.job.done() is Writer.UNDERSTUDY else Arm.TREE
+        self.tuning.drafted(arm, draft, seconds, version == self.job.version)
+        self.stats.drafted(arm, draft)
         if version == self.job.version:
-            self.job.ready = self.tuning.worth_sending(draft)
+            self.job.ready = arm, self.tuning.worth_sending(arm, draft)
         return self._next(now)
 
     def tree_compared(self, draft: Draft, base: int, seconds: float) -> list[Action]:
-        """Take a tree below the first `base` tokens, drafted in `seconds` (the answer to Compare)."""
+        """Take what was drafted below the first `base` tokens, in `seconds` (the answer to Compare)."""
         self.tuning.compared(draft, base, seconds)
         return []
 
@@ -290,11 +289,11 @@ class Session:
             case None:
                 return []
 
-    def set_mode(self, mode: Mode, now: float) -> list[Action]:
-        """Switch to draft trees, or let the target stream."""
-        if mode == self.mode or self.finished:
+    def set_arm(self, arm: Arm, now: float) -> list[Action]:
+        """Switch to trees or chains, or let the target stream."""
+        if arm == self.arm or self.finished:
             return []
-        self.mode = mode
+        self.arm = arm
         self.job.discard()
         if self.verifier.streams:  # it ends by CANCEL; OPEN tells how much of it arrived
             return [*self.verifier.cancel(), *self._open(now)]
@@ -342,41 +341,38 @@ class Session:
             return [self._catch_up(now), *self._write(now)]
         if self.offline.writes_first:
             return self._write(now)
-        if verifier.can_ask and self.mode is Mode.STREAM:
+        if verifier.can_ask and self.arm is Arm.STREAM:
             return [self._ask(verifier.generate(len(text.committed), text.limit - len(text.committed), now))]
         if verifier.can_ask and job.ready is not None:
-            return [self._verify(job.ready, now), *([] if job.busy else [DraftAhead(job.version)])]
+            return [self._verify(*job.ready, now), *([] if job.busy else [DraftAhead(job.version)])]
         if verifier.can_ask and not verifier.seq:
-            return [self._verify(Draft(), now)]
+            return [self._verify(Arm.TREE, Draft(), now)]
         if self.offline.active:
             written = self._write(now)
             if written or not verifier.can_ask:
                 return written
         idle = not job.busy and job.ready is None and verifier.in_flight is None
-        return self._draft() if idle and self.mode is Mode.TREE else []
+        return self._draft() if idle and self.arm is not Arm.STREAM else []
 
     def _draft(self) -> list[Action]:
         """Have a tree drafted, or a chain by the understudy."""
         limits, text = self.verifier.limits(self.text.room), self.committed
-        if chain := self.tuning.chain(limits.nodes, limits.depth, self.offline.drafts, not self.drafter):
+        if tokens := self.tuning.chain(limits.nodes, limits.depth, self.offline.drafts, not self.drafter):
             version = self.job.take(Writer.UNDERSTUDY)
-            beside = self.tuning.beside_chain()
-            compare = [Compare(list(text), *beside)] if beside else []
-            return [DraftChain(self.offline.read_to_draft(text), version, chain), *compare]
+            return [DraftChain(self.offline.read_to_draft(text), version, tokens), *self._compare()]
         return [DraftTree(list(text), self.job.take(Writer.DRAFTER), *self.tuning.tree_size(*limits))]
 
-    def _verify(self, draft: Draft, now: float) -> Send:
+    def _verify(self, arm: Arm, draft: Draft, now: float) -> Send:
         self.job.ready = None
-        self.tuning.asked(now, draft.chain)
+        self.tuning.asked(arm, now)
         tree = draft.tree.pruned(self.verifier.max_nodes, self.text.room)  # it may be older than the verifier's limits
-        kind = RequestKind.CHAIN if draft.chain else RequestKind.TREE
-        return self._ask(self.verifier.verify(kind, tree, len(self.committed), now, draft.scores))
+        return self._ask(self.verifier.verify(arm, tree, len(self.committed), now, draft.scores))
 
     def _catch_up(self, now: float) -> Send:
         """Have the provisional text verified."""
         levels = min(self.verifier.max_nodes, self.verifier.context - len(self.committed))
         chain = TokenTree.chain(self.provisional[: max(0, levels)])
-        return self._ask(self.verifier.verify(RequestKind.CATCH_UP, chain, len(self.committed), now))
+        return self._ask(self.verifier.verify(None, chain, len(self.committed), now))
 
     def _ask(self, request: Send) -> Send:
         self.stats.calls += 1
@@ -441,20 +437,18 @@ class Session:
         return actions + self._choose(now) + self._next(now)
 
     def _compare(self) -> list[Action]:
-        """Beside a stream, now and then, have a tree or a chain drafted that is not sent."""
-        match self.tuning.comparison(self.stats.streamed, self.offline.drafts):
+        """Beside a stream or chains, now and then, have a tree or a chain drafted that is not sent."""
+        match self.tuning.comparison(self.offline.drafts):
             case None:
                 return []
-            case int(chain):
-                return [Compare(list(self.committed), 0, 0, chain=chain)]
-            case size:
-                return [Compare(list(self.committed), *size)]
+            case arm, size:
+                return [Compare(list(self.committed), *size, arm)]
 
     def _choose(self, now: float) -> list[Action]:
-        """Choose tree or stream from here on."""
+        """Choose the arm from here on."""
         if self.finished or not self.policy.target_first:
             return []
-        return self.set_mode(self.tuning.choose(self.offline.drafts), now)
+        return self.set_arm(self.tuning.choose(self.offline.drafts), now)
 
     def _add_rows(self, start: int, data: bytes, limit: int | None = None) -> list[Action]:
         """Take rows of positions `start` and on; of a verdict's, `limit` belong to our text."""

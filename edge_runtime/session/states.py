@@ -50,7 +50,7 @@ class SessionEvent(StrEnum):
     UNDERSTUDY_FAILED = "understudy_failed"
     SET_OBEYS = "set_obeys"
     TICK = "tick"
-    SET_MODE = "set_mode"
+    SET_ARM = "set_arm"
     PAUSE = "pause"
     PROCEED = "proceed"
     CANCEL = "cancel"
@@ -69,7 +69,7 @@ TRANSITIONS: dict[State, dict[SessionEvent, tuple[State, ...]]] = {
         SessionEvent.TREE_READY: (State.VERIFYING,),
         SessionEvent.TOKEN_WRITTEN: (State.VERIFYING,),
         SessionEvent.TICK: (State.ALONE, State.WAITING),
-        SessionEvent.SET_MODE: (State.STREAMING,),
+        SessionEvent.SET_ARM: (State.STREAMING,),
         SessionEvent.PAUSE: (State.VERIFYING, State.STREAMING),
     },
     State.VERIFYING: {
@@ -81,14 +81,14 @@ TRANSITIONS: dict[State, dict[SessionEvent, tuple[State, ...]]] = {
         SessionEvent.LINK_DOWN: (State.ALONE, State.WAITING),
         SessionEvent.MESSAGE: (State.DRAFTING, State.VERIFYING, State.ALONE, State.WAITING, State.FINISHED),
         SessionEvent.TICK: (State.ALONE, State.WAITING),
-        SessionEvent.SET_MODE: (State.DRAFTING, State.VERIFYING),
+        SessionEvent.SET_ARM: (State.DRAFTING, State.VERIFYING),
     },
     State.ALONE: {
         SessionEvent.LINK_UP: (State.DRAFTING, State.VERIFYING, State.STREAMING, State.FINISHED),
         SessionEvent.MESSAGE: (State.DRAFTING, State.VERIFYING, State.STREAMING, State.FINISHED),
         SessionEvent.TOKEN_WRITTEN: (State.WAITING, State.FINISHED),
         SessionEvent.TICK: (State.DRAFTING, State.VERIFYING, State.STREAMING, State.FINISHED),
-        SessionEvent.SET_MODE: (State.DRAFTING, State.FINISHED),
+        SessionEvent.SET_ARM: (State.DRAFTING, State.FINISHED),
         SessionEvent.PAUSE: (State.WAITING,),
         SessionEvent.SET_OBEYS: (State.WAITING, State.FINISHED),
         SessionEvent.UNDERSTUDY_FAILED: (State.WAITING, State.FINISHED),
@@ -97,7 +97,7 @@ TRANSITIONS: dict[State, dict[SessionEvent, tuple[State, ...]]] = {
         SessionEvent.LINK_UP: (State.DRAFTING, State.VERIFYING, State.STREAMING, State.FINISHED),
         SessionEvent.MESSAGE: (State.DRAFTING, State.VERIFYING, State.STREAMING, State.FINISHED),
         SessionEvent.TICK: (State.DRAFTING, State.VERIFYING, State.STREAMING, State.FINISHED),
-        SessionEvent.SET_MODE: (State.DRAFTING, State.FINISHED),
+        SessionEvent.SET_ARM: (State.DRAFTING, State.FINISHED),
         SessionEvent.PROCEED: (State.ALONE, State.FINISHED),
         SessionEvent.SET_OBEYS: (State.ALONE,),
     },

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edge_runtime.speed.settled import RequestKind, Settled
+from edge_runtime.speed.settled import Arm, Settled
 from outrider_core.drafting.drafter import Draft
 
 
@@ -34,16 +34,16 @@ class SessionStats:
     pauses: int = 0
     opens: int = 0
 
-    def drafted(self, draft: Draft) -> None:
+    def drafted(self, arm: Arm, draft: Draft) -> None:
         """Count a drafted tree. The first one of an answer could not be drafted ahead."""
-        if self.rounds and not draft.chain:
+        if self.rounds and arm is Arm.TREE:
             self.ahead_rounds += 1
             self.ahead_hits += draft.ahead
             self.ahead_used += draft.kept
 
     def settled(self, settled: Settled, fresh: int, catching_up: bool) -> None:
         """Count a verdict with `fresh` tokens. catching_up: provisional text followed it."""
-        if settled.kind is RequestKind.STREAM:
+        if settled.arm is Arm.STREAM:
             self.streamed += fresh
             return
         if settled.drafted:
@@ -53,7 +53,7 @@ class SessionStats:
             self.catch_up_rounds += 1
         else:
             self.rounds += 1
-            self.chains += settled.kind is RequestKind.CHAIN
-            self.chained += fresh - 1 if settled.kind is RequestKind.CHAIN else 0
+            self.chains += settled.arm is Arm.CHAIN
+            self.chained += fresh - 1 if settled.arm is Arm.CHAIN else 0
             self.accepted += fresh - 1
             self.nodes += len(settled.tree)

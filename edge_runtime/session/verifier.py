@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from edge_runtime.session.actions import Pin, Send
 from edge_runtime.session.timeouts import Patience, RoundTimer
-from edge_runtime.speed.settled import RequestKind, Settled, StreamClock
+from edge_runtime.speed.settled import Arm, Settled
 from outrider_core.protocol.constraint import Constraint
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.tree import MAX_NODES, TokenTree
@@ -63,6 +63,15 @@ class Limits(NamedTuple):
     depth: int
 
 
+class StreamClock(StrEnum):
+    """What is known so far of a stream's time per token, from its verdicts."""
+
+    SILENT = "silent"  #: no token has come
+    UNTIMED = "untimed"  #: tokens have come, without a time
+    FIRST = "first"  #: the first token told its step's time
+    RUNNING = "running"  #: a later one did too
+
+
 @dataclass(frozen=True)
 class InFlight:
     """A request whose reply is awaited. sent, due: when it was sent, and when its reply is overdue.
@@ -71,7 +80,7 @@ class InFlight:
     """
 
     seq: int
-    kind: RequestKind
+    arm: Arm | None
     tree: TokenTree
     sent: float
     due: float
@@ -124,7 +133,7 @@ class VerifierState:
     @property
     def streams(self) -> bool:
         """Return whether the target streams: its next token is awaited."""
-        return self.in_flight is not None and self.in_flight.kind is RequestKind.STREAM
+        return self.in_flight is not None and self.in_flight.arm is Arm.STREAM
 
     @property
     def wanted(self) -> list[Pin]:
@@ -177,15 +186,15 @@ class VerifierState:
         ids = pack_ids(committed)
         return Send(Open(self._stream, self._session_id, self.seq, ids, held, self._sampling, self._constraint))
 
-    def verify(self, kind: RequestKind, tree: TokenTree, base: int, now: float, scores: tuple[float, ...] = ()) -> Send:
+    def verify(self, arm: Arm | None, tree: TokenTree, base: int, now: float, scores: tuple[float, ...] = ()) -> Send:
         """Return VERIFY for `tree` below the first `base` tokens."""
-        self._start(kind, tree, now, scores)
+        self._start(arm, tree, now, scores)
         tokens, parents = pack_tree(tree)
         return Send(Verify(self._stream, self.seq, base, tokens, parents))
 
     def generate(self, base: int, limit: int, now: float) -> Send:
         """Return GENERATE for at most `limit` tokens after the first `base`."""
-        self._start(RequestKind.STREAM, TokenTree(), now)
+        self._start(Arm.STREAM, TokenTree(), now)
         return Send(Generate(self._stream, self.seq, base, limit, True))
 
     def cancel(self) -> list[Send]:
@@ -200,7 +209,7 @@ class VerifierState:
         request = self.in_flight
         if request is None or verdict.seq != request.seq or verdict.base_len != base:
             return None
-        streams, engine = request.kind is RequestKind.STREAM, verdict.engine_us / 1e6
+        streams, engine = request.arm is Arm.STREAM, verdict.engine_us / 1e6
         same_step = request.clock in (StreamClock.FIRST, StreamClock.RUNNING) and not verdict.engine_us
         if not request.after_open and not same_step:
             (self._gaps if streams else self._timer).add(now - request.sent)
@@ -209,9 +218,10 @@ class VerifierState:
         self._tree_budget = verdict.tree_budget or self._tree_budget
         path = [request.tree.tokens[node] for node in verdict.accepted if node < len(request.tree)]
         return Settled(
-            request.kind, request.tree, request.scores, tuple(verdict.accepted), [*path, verdict.bonus],
+            request.arm, request.tree, request.scores, tuple(verdict.accepted), [*path, verdict.bonus],
             now - request.sent, engine, verdict.queue_us / 1e6, verdict.finish != FINISH_NONE,
-            request.after_open, now >= request.due, request.clock, same_step,
+            request.after_open, now >= request.due, same_step,
+            request.clock is StreamClock.SILENT or (same_step and request.clock is StreamClock.FIRST),
         )  # fmt: skip
 
     def _awaiting_more(self, request: InFlight, timed: bool, now: float) -> InFlight:
@@ -222,11 +232,11 @@ class VerifierState:
             clock = StreamClock.RUNNING if timed else request.clock
         return replace(request, sent=now, due=now + self._gaps.timeout(), after_open=False, clock=clock)
 
-    def _start(self, kind: RequestKind, tree: TokenTree, now: float, scores: tuple[float, ...] = ()) -> None:
+    def _start(self, arm: Arm | None, tree: TokenTree, now: float, scores: tuple[float, ...] = ()) -> None:
         self.seq += 1
         after_open, self.fresh_open = self.fresh_open, False
         wait = max(self._timer.timeout(), self._patience.open) if after_open else self._timer.timeout()
-        self.in_flight = InFlight(self.seq, kind, tree, now, now + wait, after_open, scores)
+        self.in_flight = InFlight(self.seq, arm, tree, now, now + wait, after_open, scores)
 
     # --- refusals ---
 

@@ -1,95 +1,107 @@
-"""Tree or stream: whichever promises more tokens per second."""
+"""Which arm writes: whichever promises most tokens per second, and now and then another one, to know what it brings."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
+from math import inf
 
+from edge_runtime.speed.explorer import EVERY, best
 from edge_runtime.speed.pace import Pace
+from edge_runtime.speed.settled import Arm
 
-
-class Mode(StrEnum):
-    """How the device uses the target."""
-
-    TREE = "tree"  #: to verify draft trees
-    STREAM = "stream"  #: to write alone
+#: share of the drafting arms' rate from which on an answer begins as a stream: beside a stream the device learns what
+#: trees would bring; beside trees it learns nothing of a stream
+WORTH_BEGINNING = 0.85
 
 
 @dataclass
 class Controller:
-    """Chooses with hysteresis, from the measurements of `pace`. pinned: always this mode.
+    """Chooses with hysteresis, from the measurements of `pace`. pinned: always this arm; trees and chains are one then.
 
-    While streaming, the device drafts trees for comparison. While drafting trees, it knows a stream's time per token
-    only from the verifier's curve, which may be wrong: so if a stream could be faster, it tries one now and then.
+    While streaming, the device drafts trees and chains for comparison. While drafting trees, it knows a stream's time
+    per token only from the verifier's curve, which may be wrong, and nothing of chains: so it tries them now and then.
     """
 
     pace: Pace
-    pinned: Mode | None = None
-    mode: Mode = Mode.TREE
+    pinned: Arm | None = None
+    arm: Arm = Arm.TREE
     switches: int = 0
-    trials: int = 0
-    trial: int = 0  # tokens left of the one under way
-    _better: int = 0
-    _saved: float = 0.0  # seconds that a trial may cost
+    trial: int = 0  # steps left of the one under way
+    _home: Arm = Arm.TREE  # the arm before it
+    _better: int = 0  # steps in which another arm promised more
 
-    def begin(self, unknown: bool = True) -> Mode:
-        """The mode of an answer: trees, unless a stream is faster by the margin in answers of usual length.
-
-        Where a stream's rate differs from answer to answer, one that is nearly as fast will do.
+    def begin(self, unknown: bool = True) -> Arm:
+        """The arm of an answer: a stream if it is nearly as fast as the others.
 
         unknown: nothing tells of this answer yet; otherwise it goes on, on a new link, without hysteresis.
         """
-        config = self.pace.config
         if not unknown:
-            self._better = config.tokens_to_leave_stream
+            self._better = EVERY
             return self.choose()
-        before = Mode.TREE if self.trial else self.mode
+        home = self._home if self.trial else self.arm
         self.trial = self._better = 0
         self.pace.forget_answer()
-        stream = self.pace.stream_rate()
-        if self.pinned or stream is None:
-            self.mode = before
-        else:
-            least = config.worth_beginning if self.pace.uneven else config.margin
-            self.mode = Mode.STREAM if stream > least * self.pace.usual_draft_rate() else Mode.TREE
-            self.switches += self.mode is not before
-        return self.pinned or self.mode
+        rates = self._rates()
+        if Arm.STREAM in rates:
+            rates[Arm.STREAM] /= WORTH_BEGINNING
+        self.arm = best(rates, home, margin=1.0)
+        self.switches += self.arm is not home
+        return self.arm
 
-    def choose(self) -> Mode:
-        """After every verdict."""
-        if self.pinned:
-            return self.pinned
-        config = self.pace.config
-        stream, tree = self.pace.stream_rate(), self.pace.draft_rate()
-        if stream is None:
-            return self.mode
+    def choose(self) -> Arm:
+        """After every verdict, a step."""
+        rates = self._rates()
         if self.trial:
             self.trial -= 1
             if not self.trial:
-                self._end_trial(stream > config.margin * tree)
-            return self.mode
-        in_trees = self.mode is Mode.TREE
-        now, other = (tree, stream) if in_trees else (stream, self.pace.usual_draft_rate())
-        self._better = self._better + 1 if other > config.margin * now else 0
-        if self._better >= (config.rounds_to_leave_trees if in_trees else config.tokens_to_leave_stream):
-            self.mode = Mode.STREAM if in_trees else Mode.TREE
+                self._switch(best(rates, self._home))
+                self.switches += self.arm is not self._home
+            return self.arm
+        other = best(rates, self.arm)
+        # a delayed token is followed by a burst: a stream is not left for a few of them
+        self._better = self._better + 1 if other is not self.arm else 0
+        if self._better >= (EVERY if self.arm is Arm.STREAM and self.arm in rates else 1):
             self.switches += 1
-            self._better = 0
-        elif in_trees and stream > config.worth_a_trial * tree:
-            self._maybe_try()
-        return self.mode
+            self._switch(other)
+        elif self.arm is not Arm.STREAM:
+            self._maybe_try(rates)
+        return self.arm
 
-    def _maybe_try(self) -> None:
-        """Begin a trial if enough was saved for it."""
-        config = self.pace.config
-        self._saved += config.trial_share * self.pace.round()
-        if self._saved > self.pace.trial_cost() * 2 ** min(self.trials, config.trial_halvings):
-            self.mode, self.trial, self._saved = Mode.STREAM, config.trial_tokens, 0.0
-            self.trials += 1
+    def compares(self, arm: Arm, first: bool) -> bool:
+        """Return whether to draft for `arm` beside the one in use. first: nothing else tells of this answer yet."""
+        rates, pace = self.pace.rates(), self.pace
+        if self.arm is Arm.CHAIN:  # the drafter is idle
+            return pace.explorer.due(arm, 0.0, 1.0)
+        behind = rates[self.arm] / rates[arm] if self.arm in rates and arm in rates and not first else 1.0
+        return pace.explorer.due(arm, pace.compared, behind)
 
-    def _end_trial(self, better: bool) -> None:
-        self._better = 0
-        if better:
-            self.switches += 1
-        else:
-            self.mode = Mode.TREE
+    def _rates(self) -> dict[Arm, float]:
+        rates = self.pace.rates()
+        if self.pinned is Arm.STREAM:
+            return {Arm.STREAM: rates.get(Arm.STREAM, inf)}
+        if self.pinned:
+            rates.pop(Arm.STREAM, None)
+        return rates
+
+    def _switch(self, arm: Arm) -> None:
+        self.arm, self._better = arm, 0
+
+    def _maybe_try(self, rates: dict[Arm, float]) -> None:
+        """Try a stream for a few tokens, or one chain, if it is due."""
+        now, pace = rates[self.arm], self.pace
+        if self.arm is Arm.TREE and pace.chain.ready:
+            if Arm.CHAIN not in rates:
+                return self._try(Arm.CHAIN, 1)
+            behind = now / rates[Arm.CHAIN]
+            if pace.explorer.due(Arm.CHAIN, pace.costs.round(1) * max(0.0, 1 - 1 / behind), behind):
+                return self._try(Arm.CHAIN, 1)
+        if Arm.STREAM in rates:
+            stream = rates[Arm.STREAM]
+            cost = pace.costs.round(0) - pace.costs.step(0) + EVERY * max(0.0, 1 / stream - 1 / now)
+            if pace.explorer.due(Arm.STREAM, cost, now / stream):
+                return self._try(Arm.STREAM, EVERY)
+        return None
+
+    def _try(self, arm: Arm, steps: int) -> None:
+        self._home, self.trial = self.arm, steps
+        self._switch(arm)

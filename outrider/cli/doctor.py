@@ -28,6 +28,7 @@ from edge_runtime.link.tls import tls_context
 from edge_runtime.link.websocket import Link
 from edge_runtime.options import RuntimeOptions
 from edge_runtime.runtime import EdgeRuntime
+from edge_runtime.speed.arms import TreeArm
 from edge_runtime.speed.pace import Pace
 from outrider.cli.default_bundle import COPY_BYTES, REST_BYTES, find_default_bundle
 from outrider.cli.opening import CommandError
@@ -251,7 +252,7 @@ async def look_at_verifier(
     finally:
         task.cancel()
     welcome, rtt = event.welcome, statistics.median(rtts)
-    pace = Pace(drafter_step=step)
+    pace = Pace(tree=TreeArm(step=step))
     pace.linked(welcome, rtt)
     computes = f", {welcome.arithmetic} arithmetic" if welcome.arithmetic else ""
     text = f"{welcome.server or 'a verifier'}: same target and drafter, context {welcome.max_context}{computes}"
@@ -315,13 +316,12 @@ def _round_trips(rtts: list[float], pace: Pace) -> Finding:
     rtt, worst = statistics.median(rtts), max(rtts)
     figures: dict[str, Any] = {"rtt_ms": round(1000 * rtt, 1), "rtt_ms_worst": round(1000 * worst, 1)}
     text = f"{1000 * rtt:.0f} ms, {1000 * worst:.0f} at worst"
-    stream = pace.stream_rate()
+    stream = pace.stream.rate(pace.costs)
     if stream is not None:
-        trees = pace.tree_rate()
+        trees = pace.tree.rate(pace.costs)
         figures |= {"tree_tokens_per_second": round(trees, 1), "stream_tokens_per_second": round(stream, 1)}
-        text += (
-            f"; at {pace.tau:g} tokens a tree that is about {trees:.0f} tokens/s by trees, {stream:.0f} by streaming"
-        )
+        text += f"; at {pace.tree.tau:g} tokens a tree that is about {trees:.0f} tokens/s by trees"
+        text += f", {stream:.0f} by streaming"
     return good("round trip", text, **figures)
 
 

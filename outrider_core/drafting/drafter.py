@@ -77,7 +77,6 @@ class Draft:
     """A tree, the log probabilities of its nodes' paths, and its cost.
 
     steps: engine steps since it was requested. ahead: its root had been expanded ahead, with `kept` nodes below it.
-    chain: an understudy wrote it, token by token.
     """
 
     tree: TokenTree = TokenTree()  # noqa: RUF009 - frozen
@@ -85,7 +84,6 @@ class Draft:
     steps: int = 0
     ahead: bool = False
     kept: int = 0
-    chain: bool = False
 
 
 class Drafter:

@@ -9,8 +9,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from edge_runtime.speed.controller import Controller, Mode
+from edge_runtime.speed.controller import Controller
 from edge_runtime.speed.pace import Pace
+from edge_runtime.speed.settled import Arm
 from outrider_core.drafting.drafter import Draft, Drafter, TreeShape
 from outrider_core.drafting.engines import Floats, Ints
 from outrider_core.drafting.row_cost import RowCost
@@ -219,7 +220,7 @@ def measured(number: int) -> dict[str, Any]:
     """Anything may happen."""
     rng = random.Random(number)
     pace = Pace()
-    controller = Controller(pace, rng.choice([None, None, None, "tree", "stream"]))
+    controller = Controller(pace, rng.choice([None, None, None, Arm.TREE, Arm.STREAM]))
     curve = CostCurve((1, 16, 64), (0.02, 0.03, 0.08))
     steps: list[list[Any]] = []
     for _ in range(40):
@@ -230,7 +231,7 @@ def measured(number: int) -> dict[str, Any]:
         if call == "linked":
             arguments = link(pace, rng.choice([b"", curve.pack()]), rng.uniform(0, 0.3))
         elif call == "drafted":
-            arguments = [rng.uniform(0, 0.1), rng.randrange(4), rng.random() < 0.5]
+            arguments = [rng.uniform(0, 0.1), rng.randrange(4)]
             pace.drafted(*arguments)
         elif call == "verified":
             path = tree.path(rng.choice([ROOT, *range(len(tree))]))
@@ -239,14 +240,17 @@ def measured(number: int) -> dict[str, Any]:
             pace.verified(tree, *arguments[2:])
         elif call == "streamed":
             arguments = [rng.choice([0, rng.uniform(0, 0.2)]), rng.choice([0, 0.02, 0.04])]
-            arguments += [rng.random() < 0.2, rng.random() < 0.3, rng.random() < 0.3]
+            arguments += [rng.random() < 0.2, rng.random() < 0.3]
             pace.streamed(*arguments)
         elif call == "foreseen":
             arguments = [*shape, scores, tree.path(rng.choice([ROOT, *range(len(tree))])), rng.uniform(0, 0.1)]
             pace.foreseen(tree, *arguments[2:])
-        else:
+        elif call == "waited":
             arguments = [rng.uniform(0, 0.05)]
-            getattr(pace, call)(*arguments)
+            pace.waited(*arguments)
+        else:
+            arguments = []
+            pace.prepared()
         choice = rng.choice(["begin", "go_on", "choose", "choose", "choose"])
         steps.append([call, arguments, what_follows(controller, tree, scores, choice)])
     return {"pinned": controller.pinned, "steps": steps}
@@ -261,12 +265,12 @@ def steady(number: int) -> dict[str, Any]:
     steps = [["linked", link(pace, costs, 0.001), what_follows(controller, tree, [], "begin")]]
     for _ in range(60):
         arguments: list[Any]
-        if controller.mode == "tree":
+        if controller.arm is Arm.TREE:
             call, path = "verified", [0] if rng.random() < 0.1 else []
             arguments = [list(tree.tokens), list(tree.parents), [], path, rng.uniform(0.03, 0.035), 0.03, 0.0]
             pace.verified(tree, *arguments[2:])
         else:
-            call, arguments = "streamed", [rng.uniform(0.01, 0.02) * (1 + 2 * (number % 2)), 0.01, False, False, False]
+            call, arguments = "streamed", [rng.uniform(0.01, 0.02) * (1 + 2 * (number % 2)), 0.01, False, False]
             pace.streamed(*arguments)
         steps.append([call, arguments, what_follows(controller, tree, [], "choose")])
     return {"pinned": None, "steps": steps}
@@ -275,18 +279,18 @@ def steady(number: int) -> dict[str, Any]:
 def tried_ahead(slowed: float) -> dict[str, Any]:
     """Rounds where drafting ahead is tried; it makes a step `slowed` times as long. At last another verifier."""
     tree, pace = TokenTree.chain([1, 2, 3]), Pace()
-    controller, steps = Controller(pace, Mode.TREE), list[list[Any]]()
+    controller, steps = Controller(pace, Arm.TREE), list[list[Any]]()
     follows = lambda: what_follows(controller, tree, [], "choose")  # noqa: E731
     for first in (0.01, 0.02):
         curve = CostCurve((1, 16, 64), (first, 0.03, 0.08))
         steps.append(["linked", link(pace, curve.pack(), 0.001), follows()])
         for number in range(60):
-            drafts = pace.drafts_ahead()
+            drafts = pace.ahead.now
             engine = curve.at(4) * (slowed if drafts else 1.0)
             verified = [[], [0], engine + 0.001, 0.0 if number == 9 else engine, 0.0]
             pace.verified(tree, *verified)
             steps.append(["verified", [list(tree.tokens), list(tree.parents), *verified], follows()])
-            drafted = [0.01, 4, not drafts]
+            drafted = [0.01, 4]
             pace.drafted(*drafted)
             steps.append(["drafted", drafted, follows()])
             waited = [0.004 if drafts else 0.01]
@@ -302,29 +306,28 @@ def drafting_understudy(number: int) -> dict[str, Any]:
     controller = Controller(pace)
     costs = CostCurve((1, 16, 64), (0.05, 0.06, 0.08)).pack()
     steps = [["linked", link(pace, costs, 0.02), what_follows(controller, tree, [], "begin")]]
-    going_on, right = False, rng.uniform(0.4, 1.0)
+    right = rng.uniform(0.4, 1.0)
     for _ in range(60):
-        call = rng.choice(["chain_ready", "chain_drafted", "chain_verified", "chain_verified", "verified", "chain"])
+        call = rng.choice(["chain_ready", "chain_drafted", "chain_verified", "chain_verified", "verified", "compared"])
         arguments: list[Any]
         if call == "chain_ready":
             arguments = [rng.random() < 0.9]
-            (pace.chains.ready,) = arguments
+            (pace.chain.ready,) = arguments
         elif call == "chain_drafted":
             arguments = [rng.randrange(5), rng.uniform(0.0, 0.1)]
-            pace.chains.drafted(*arguments)
+            pace.chain.drafted(*arguments)
         elif call == "chain_verified":
             tokens = rng.randrange(1, 17)
             accepted = next((place for place in range(tokens) if rng.random() > right), tokens)
             arguments = [tokens, accepted, rng.uniform(0.05, 0.1), rng.choice([0, 0.05]), rng.uniform(0, 0.01)]
             pace.chain_verified(*arguments)
-        elif call == "chain":
-            arguments = [going_on, pace.chain(going_on)]
-            going_on = arguments[1] > 0
+        elif call == "compared":
+            arguments = [rng.randrange(1, 17), rng.randrange(17)]
+            pace.chain.verified(*arguments)
         else:
             arguments = [list(tree.tokens), list(tree.parents), [], [0][: rng.randrange(2)], 0.08, 0.055, 0.0]
             pace.verified(tree, *arguments[2:])
-        follows = what_follows(controller, tree, [], "choose")
-        steps.append([call, arguments, follows | {"draft_rate": pace.draft_rate(), "beside": pace.chains.compares()}])
+        steps.append([call, arguments, what_follows(controller, tree, [], "choose")])
     return {"pinned": None, "steps": steps}
 
 
@@ -335,17 +338,14 @@ def link(pace: Pace, costs: bytes, rtt: float) -> list[Any]:
 
 def what_follows(controller: Controller, tree: TokenTree, scores: list[float], choice: str) -> dict[str, Any]:
     pace = controller.pace
-    early = pace.config.early_tokens
     calls = {"begin": controller.begin, "go_on": lambda: controller.begin(unknown=False), "choose": controller.choose}
     return {
-        "tree_rate": pace.tree_rate(), "usual_tree_rate": pace.usual_tree_rate(),
-        "stream_rate": pace.stream_rate(), "gain": pace.gain(),
-        "compare_every": [pace.compare_every(streamed) for streamed in (early, early + 1)],
-        "compares": [pace.compares(9, True), pace.compares(40, False)],
-        "drafts_ahead": pace.drafts_ahead(),
-        "drafting": pace.worth_drafting(),
-        "tree": [list(tree.tokens), list(tree.parents), scores], "nodes": pace.worth_sending(tree, scores),
-        "call": choice, "mode": calls[choice](),
+        "rates": pace.rates(), "gain": pace.tree.gain(pace.costs), "chain": pace.chain.best(pace.costs)[0],
+        "compares": [controller.compares(Arm.TREE, first=True), controller.compares(Arm.CHAIN, first=False)],
+        "ahead": pace.ahead.now, "drafting": pace.tree.worth_drafting(),
+        "tree": [list(tree.tokens), list(tree.parents), scores],
+        "nodes": pace.tree.worth_sending(tree, scores, pace.costs),
+        "call": choice, "arm": calls[choice](), "trial": controller.trial,
     }  # fmt: skip
 
 

@@ -133,7 +133,7 @@ def test_a_streams_gap_is_without_the_round_trip(folders: Folders, bundle: Bundl
             ) as runtime,
         ):
             await run_with(runtime)
-            return runtime.controller.pace.gap
+            return runtime.controller.pace.stream.gap
 
     with serve(make_verifier(folders)) as address:
         gap = asyncio.run(run(address))
@@ -308,7 +308,7 @@ def test_a_link_that_came_up_before_the_answer_is_known_to_it(folders: Folders, 
             while not (runtime.link and runtime.link.welcome):
                 await asyncio.sleep(0.02)
             end, _, _ = await run_with(runtime)
-            return runtime.controller.pace.rtt, runtime.controller.pace.curve is not None, end.stats.rounds
+            return runtime.controller.pace.costs.rtt, runtime.controller.pace.costs.curve is not None, end.stats.rounds
 
     verifier = make_verifier(folders)
     verifier.calibrate()

@@ -6,12 +6,10 @@ import random
 
 import numpy as np
 
-from edge_runtime.speed.pace_config import PaceConfig
 from outrider_core.protocol.costs import CostCurve
 from outrider_core.protocol.tree import ROOT, TokenTree
 from outrider_core.protocol.wire import Welcome
 
-CONFIG = PaceConfig()
 #: seconds of steps: a CPU, where nodes are dear, and a GPU, where they cost nothing for long
 CPU = CostCurve((1, 8, 32, 64, 128), (0.012, 0.015, 0.024, 0.045, 0.09))
 GPU = CostCurve((1, 64, 128), (0.025, 0.026, 0.032))

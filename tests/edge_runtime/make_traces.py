@@ -25,7 +25,7 @@ from edge_runtime.session.policy import Policy
 from edge_runtime.session.session import Session
 from edge_runtime.session.states import SessionEvent, State
 from edge_runtime.session.timeouts import Patience, RoundTimer
-from edge_runtime.speed.controller import Mode
+from edge_runtime.speed.settled import Arm
 from edge_runtime.speed.tuning import Tuning
 from outrider_core.drafting.drafter import Draft, TreeShape
 from outrider_core.protocol.constraint import (
@@ -92,7 +92,6 @@ def plain(value: Any) -> Any:
         case Draft():
             tree = {"tokens": list(value.tree.tokens), "parents": list(value.tree.parents)}
             other = {"scores": list(value.scores), "steps": value.steps, "ahead": value.ahead, "kept": value.kept}
-            other |= {"chain": True} if value.chain else {}
             return tree if value == Draft(value.tree) else tree | other
         case np.ndarray():
             return value.tolist()
@@ -126,7 +125,7 @@ def setup_of(session: Session) -> dict[str, Any]:
         "patience": asdict(session.patience),
         "policy": asdict(session.policy),
         "timer": {"floor": session.timer.floor, "ceiling": session.timer.ceiling, "first": session.timer.first},
-        "mode": session.mode,
+        "arm": session.arm,
         "understudy": session.understudy,
         "sentence_ends": sorted(sentence_ends),
     }
@@ -145,7 +144,7 @@ def setup_of(session: Session) -> dict[str, Any]:
 
 def tuning_of(setup: dict[str, Any]) -> Tuning:
     if "tuning" not in setup:
-        return pinned(Mode(setup["mode"]))
+        return pinned(Arm(setup["arm"]))
     shape = dict(setup["tuning"])
     return Tuning(shaping=shape.pop("shaping"), largest=TreeShape(**shape))
 
@@ -161,7 +160,7 @@ def session_of(setup: dict[str, Any]) -> Session:
         obeys=setup.get("obeys", True), drafter=setup.get("drafter", True),
         constraint=Constraint(**decoded(setup["constraint"])) if "constraint" in setup else None,
     )  # fmt: skip
-    session.mode = Mode(setup["mode"])
+    session.arm = Arm(setup["arm"])
     session.verifier.pinned = setup.get("arithmetic", "")
     return session
 
@@ -179,8 +178,8 @@ def happen(session: Session, call: str, arguments: list[Any]) -> list[Action]:
     """One step of a trace."""
     if call in TIMELESS:
         arguments.pop()
-    if call == "set_mode":
-        arguments[0] = session.tuning.controller.pinned = Mode(arguments[0])
+    if call == "set_arm":
+        arguments[0] = session.tuning.controller.pinned = Arm(arguments[0])
     actions: list[Action] = getattr(session, call)(*arguments)
     return actions
 
@@ -236,7 +235,7 @@ def make_trace(number: int) -> dict[str, Any]:
     policy = POLICIES[number % len(POLICIES)]
     patience = PATIENCE if rng.random() < 0.7 else Patience(open=0.5, connect=0.2, silence=1.0, offline=2.0)
     world = World(rng, rng.choice([1, 6, 12]), policy, patience)
-    world.begin_in(Mode.STREAM if rng.random() < 0.25 else Mode.TREE)
+    world.begin_in(Arm.STREAM if rng.random() < 0.25 else Arm.TREE)
     recording = Recording(world)
     world.do(world.session.start(world.now))
     for event in rng.choices(EVENTS, k=rng.choice([0, 10, 40])):
@@ -446,7 +445,7 @@ def refusal_traces() -> list[dict[str, Any]]:
 def left_stream_trace() -> dict[str, Any]:
     """A stream is left for trees while provisional text is still to be verified."""
     world = World(random.Random(3))
-    world.begin_in(Mode.STREAM)
+    world.begin_in(Arm.STREAM)
     recording = Recording(world)
     world.do(world.session.start(world.now))
     world.connect()
@@ -461,7 +460,7 @@ def left_stream_trace() -> dict[str, Any]:
         world.write(job, right=True, confidence=1.0)
     world.to_device = held
     world.deliver()
-    world.do(world.pin(Mode.TREE))
+    world.do(world.pin(Arm.TREE))
     assert world.session.state is State.VERIFYING
     world.settle()
     return {"name": "a stream left while catching up", "setup": recording.setup, "steps": recording.steps}

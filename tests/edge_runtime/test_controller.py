@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import random
+from itertools import pairwise
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from edge_runtime.speed.controller import Controller, Mode
+from edge_runtime.speed.arms import ChainArm, TreeArm
+from edge_runtime.speed.controller import WORTH_BEGINNING, Controller
+from edge_runtime.speed.costs import CostModel
+from edge_runtime.speed.explorer import EVERY, MARGIN, SHARE
 from edge_runtime.speed.pace import Pace
+from edge_runtime.speed.settled import Arm
 from outrider_core.protocol.costs import CostCurve
 from outrider_core.protocol.tree import TokenTree
-from tests.edge_runtime.known_drafts import CONFIG, CPU, GPU, Drafts, welcome
+from tests.edge_runtime.known_drafts import CPU, GPU, Drafts, welcome
 
 
 @settings(max_examples=200, deadline=None)
@@ -52,97 +57,46 @@ def test_the_controller_ends_in_the_faster_mode(
     assert controller.switches <= 6
 
 
-def test_a_switch_wants_a_margin_twice_and_a_new_answer_none() -> None:
-    pace = Pace(curve=GPU, rtt=0.2)
-    controller = Controller(pace)
-    assert pace.tree_rate() * CONFIG.margin < (pace.stream_rate() or 0)
-    modes = [controller.choose() for _ in range(CONFIG.rounds_to_leave_trees)]
-    assert modes == ["tree"] * (CONFIG.rounds_to_leave_trees - 1) + ["stream"]
-    assert Controller(pace).begin() == "stream"
-    close = Pace(curve=GPU, rtt=0.01, exposed=0.0, tau=(0.01 + GPU.at(17)) / GPU.at(1) / ((1 + CONFIG.margin) / 2))
-    near_tie = Controller(close)
-    assert [near_tie.choose() for _ in range(9)] == ["tree"] * 9
+def test_a_switch_wants_a_margin() -> None:
+    pace = Pace(CostModel(GPU, rtt=0.2))
+    assert pace.rates()[Arm.TREE] * MARGIN < pace.rates()[Arm.STREAM]
+    assert Controller(pace).choose() is Controller(pace).begin() is Arm.STREAM
+    near = Pace(CostModel(GPU, rtt=0.01), TreeArm((0.01 + GPU.at(17)) / GPU.at(1) / ((1 + MARGIN) / 2)))
+    near_tie = Controller(near)
+    assert [near_tie.choose() for _ in range(5)] == [Arm.TREE] * 5
 
 
-def test_an_answer_begins_in_trees_unless_a_stream_is_usually_faster() -> None:
-    curve = CostCurve((1, 64), (0.01, 0.01))
-
-    def begun(usual: float) -> Controller:
-        pace = Pace(usual_tau=usual, tau=1.0)
-        pace.linked(welcome(curve), 0.01)  # a round takes as long as two tokens of a stream
-        controller = Controller(pace, mode=Mode.STREAM)
-        controller.begin()
-        assert pace.tau == usual
-        return controller
-
-    assert begun(1.99 / CONFIG.margin).mode == "stream"
-    controller = begun(2.01 / CONFIG.margin)
-    assert controller.mode == "tree" and controller.switches == 1
-
-
-def foreseeing(tokens: int, steps: int, pace: Pace) -> None:
-    """A stream whose steps of 10 ms bring so many tokens each."""
-    for _ in range(steps):
-        pace.streamed(0.01, 0.01, overdue=False)
-        for _ in range(tokens - 1):
-            pace.streamed(0.0, 0.0, overdue=False, same_step=True)
-
-
-def test_an_answer_begins_as_a_stream_that_is_nearly_as_fast_where_each_has_a_rate_of_its_own() -> None:
+def test_an_answer_begins_as_a_stream_that_is_nearly_as_fast() -> None:
     """Beside a stream the device learns what trees would bring; beside trees it learns nothing of a stream."""
     curve = CostCurve((1, 64), (0.01, 0.01))
 
-    def begun(tokens: int, share: float) -> str:
-        pace = Pace()
-        pace.linked(welcome(curve), 0.01)
-        foreseeing(tokens, 400, pace)
-        pace.usual_tau = 2 * tokens / share  # a round takes two steps: the stream has that share of the trees' rate
-        return Controller(pace).begin()
+    def begun(usual: float) -> Controller:
+        pace = Pace(tree=TreeArm(1.0, usual))
+        pace.linked(welcome(curve), 0.01)  # a round takes as long as two tokens of a stream
+        controller = Controller(pace, arm=Arm.STREAM)
+        controller.begin()
+        assert pace.tree.tau == usual
+        return controller
 
-    assert begun(1, 0.9) == "tree" and begun(1, 1.1) == "stream"
-    assert begun(2, CONFIG.worth_beginning - 0.05) == "tree"
-    assert begun(2, CONFIG.worth_beginning + 0.05) == begun(2, 1.1) == "stream"
+    assert begun(1.99 / WORTH_BEGINNING).arm is Arm.STREAM
+    controller = begun(2.01 / WORTH_BEGINNING)
+    assert controller.arm is Arm.TREE and controller.switches == 1
 
 
 def test_what_is_known_of_an_answer_counts_for_its_rest_and_not_for_the_next() -> None:
     pace = Pace()
-    pace.linked(welcome(CostCurve((1, 64), (0.01, 0.01))), 0.01)
+    pace.linked(welcome(CostCurve((1, 64), (0.01, 0.01))), 0.008)
     controller = Controller(pace)
     tree = TokenTree.chain([1, 2, 3, 4, 5])
     for _ in range(100):
-        pace.verified(tree, [], [0, 1], 0.02, 0.01, 0.0)
+        pace.verified(tree, [], [0, 1], 0.018, 0.01, 0.0)
     for _ in range(8):
-        pace.verified(tree, [], [], 0.02, 0.01, 0.0)
-    assert pace.tau < 1.5 < 2.2 < pace.usual_tau
-    controller.mode = Mode.STREAM
+        pace.verified(tree, [], [], 0.018, 0.01, 0.0)
+    assert pace.tree.tau < 1.5 < 2.2 < pace.tree.usual_tau
+    controller.arm = Arm.STREAM
     controller._better = 0
-    assert controller.begin(unknown=False) == "stream" and pace.tau < 1.5
-    assert controller.begin() == "tree" and pace.tau == pace.usual_tau
-
-
-def test_what_must_be_read_before_a_first_tree_is_weighed_against_an_answers_usual_length() -> None:
-    pace = Pace(usual_tau=3.0)
-    pace.linked(welcome(CostCurve((1, 64), (0.01, 0.01))), 0.005)  # 200 tokens a second in trees, 100 in a stream
-    controller = Controller(pace)
-    tree = TokenTree.chain([1, 2])
-
-    def answer(rounds: int) -> str:
-        for _ in range(rounds):
-            pace.verified(tree, [], [0, 1], 0.015, 0.01, 0.0)
-        return controller.begin()
-
-    assert answer(4) == "tree" and pace.usual_length == 12
-    pace.prepared(0.1)
-    assert pace.usual_tree_rate() == pytest.approx(1 / (0.005 + 0.1 / 12))
-    assert answer(0) == "stream"  # 12 tokens do not pay for it
-    for _ in range(20):
-        answer(100)
-    assert answer(100) == "tree"  # 300 do
-    pace.prepared(5.0)
-    begun = [controller.begin() for _ in range(60)]
-    assert begun[0] == "stream" and begun[-1] == "tree"  # it is tried again at some time
-    pace.linked(welcome(CostCurve((1, 64), (0.01, 0.011))), 0.005)
-    assert pace.reading == 0.0
+    assert controller.begin(unknown=False) == "stream" and pace.tree.tau < 1.5
+    assert controller.begin() == "tree" and pace.tree.tau == pace.tree.usual_tau
 
 
 def test_a_trial_does_not_outlive_its_answer() -> None:
@@ -152,17 +106,17 @@ def test_a_trial_does_not_outlive_its_answer() -> None:
     while not controller.trial:
         pace.verified(TokenTree.chain([1]), [], [0], 0.031, 0.03, 0.0)
         controller.choose()
-    assert controller.choose() == "stream"
-    assert controller.begin() == "tree" and not controller.trial and not controller.switches
-    for _ in range(CONFIG.rounds_to_leave_trees):
+    assert controller.choose() is Arm.STREAM
+    assert controller.begin() is Arm.TREE and not controller.trial and not controller.switches
+    for _ in range(2):
         pace.verified(TokenTree.chain([1]), [], [], 0.2, 0.03, 0.0)
         controller.choose()
-    assert controller.mode == "stream" and not controller.trial
+    assert controller.arm is Arm.STREAM and not controller.trial
 
 
 def test_a_token_that_was_held_up_is_no_reason_to_leave_a_stream() -> None:
-    pace = Pace(curve=CPU, rtt=0.05, tau=4.0)
-    controller = Controller(pace, mode=Mode.STREAM)
+    pace = Pace(CostModel(CPU, rtt=0.05), TreeArm(4.0))
+    controller = Controller(pace, arm=Arm.STREAM)
 
     def arrive(*gaps: float) -> list[str]:
         modes = []
@@ -172,19 +126,17 @@ def test_a_token_that_was_held_up_is_no_reason_to_leave_a_stream() -> None:
         return modes
 
     assert arrive(0.012, 0.012, 8 * 0.012) == ["stream"] * 3
-    assert (
-        pace.stream_rate() or 0
-    ) * CONFIG.margin < pace.tree_rate()  # so it looks, until what was behind it is there
-    assert arrive(*[0.0001] * (CONFIG.tokens_to_leave_stream - 2), *[0.012] * 20) == ["stream"] * (
-        CONFIG.tokens_to_leave_stream + 18
-    )
+    assert (pace.stream.rate(pace.costs) or 0) * MARGIN < pace.tree.rate(
+        pace.costs
+    )  # so it looks, until what was behind it is there
+    assert arrive(*[0.0001] * (EVERY - 2), *[0.012] * 20) == ["stream"] * (EVERY + 18)
     assert arrive(*[0.1] * 30)[-1] == "tree" and controller.switches == 1
 
 
 @pytest.mark.parametrize("drafting", [0.0, 0.1])
 def test_a_stream_is_left_soon_where_an_answer_is_easy(drafting: float) -> None:
-    pace = Pace(curve=CPU, rtt=0.01, exposed=0.004)
-    controller = Controller(pace, mode=Mode.STREAM)
+    pace = Pace(CostModel(CPU, rtt=0.01, exposed=0.004))
+    controller = Controller(pace, arm=Arm.STREAM)
 
     def write(sure: float, tokens: int) -> int:
         """Tokens that a stream brought, of so many."""
@@ -192,20 +144,20 @@ def test_a_stream_is_left_soon_where_an_answer_is_easy(drafting: float) -> None:
         tree, claimed, _ = drafts.tree(16)
         for written in range(1, tokens + 1):
             pace.streamed(CPU.at(1), CPU.at(1), overdue=False)
-            if written % pace.compare_every(written) == 0:
+            if controller.compares(Arm.TREE, first=written <= EVERY):
                 pace.foreseen(tree, claimed, drafts.walk(tree), drafting)
-            if controller.choose() == "tree":
+            if controller.choose() is not Arm.STREAM:
                 return written
         return tokens
 
     assert write(0.15, 400) == 400
-    assert write(0.7, 400) <= 24
+    assert write(0.7, 4000) <= (600 if drafting else 100)
 
 
-def converse(pace: Pace, curve: CostCurve, rtt: float, tau: float, tokens: int) -> tuple[Controller, float]:
-    """A long answer over a link that is not as `pace` believes: (controller, seconds)."""
+def converse(pace: Pace, curve: CostCurve, rtt: float, tau: float, tokens: int) -> tuple[Controller, float, int]:
+    """A long answer over a link that is not as `pace` believes: (controller, seconds, trials)."""
     rng, controller, seconds, written = random.Random(1), Controller(pace), 0.0, 0
-    tree, mode = Drafts(0.5).tree(15)[0], controller.begin()
+    tree, mode, trials = Drafts(0.5).tree(15)[0], controller.begin(), 0
     while written < tokens:
         before = mode
         if mode == "tree":
@@ -215,11 +167,12 @@ def converse(pace: Pace, curve: CostCurve, rtt: float, tau: float, tokens: int) 
         else:
             pace.streamed(curve.at(1), curve.at(1), overdue=False)
             seconds, written = seconds + curve.at(1), written + 1
-            if written % CONFIG.compare_every == 0:
+            if controller.compares(Arm.TREE, first=False):
                 pace.foreseen(tree, [], list(range(int(tau - 1 + rng.random()))), 0.0)
         mode = controller.choose()
+        trials += controller.trial == EVERY
         seconds += rtt if (before, mode) == ("tree", "stream") else 0.0
-    return controller, seconds
+    return controller, seconds, trials
 
 
 def test_a_wrong_curve_is_found_out() -> None:
@@ -227,25 +180,24 @@ def test_a_wrong_curve_is_found_out() -> None:
     true, advertised = CostCurve((1, 16, 64), (0.075, 0.11, 0.25)), CostCurve((1, 16, 64), (0.11, 0.11, 0.25))
     pace = Pace()
     pace.linked(welcome(advertised), 0.06)
-    assert 1 / true.at(1) > CONFIG.margin * 2.0 / (0.06 + true.at(16)) and (pace.stream_rate() or 0) < pace.tree_rate()
-    controller, _ = converse(pace, true, 0.06, 2.0, 300)
-    assert controller.mode == "stream" and not controller.trial
-    assert controller.trials == controller.switches == 1
+    assert 1 / true.at(1) > MARGIN * 2.0 / (0.06 + true.at(16)) and pace.rates()[Arm.STREAM] < pace.rates()[Arm.TREE]
+    controller, _, trials = converse(pace, true, 0.06, 2.0, 600)
+    assert controller.arm is Arm.STREAM and trials == controller.switches == 1
 
 
 @pytest.mark.parametrize(("rtt", "tau"), [(0.001, 1.5), (0.001, 1.9), (0.03, 1.9), (0.03, 2.5), (0.1, 2.8), (0.1, 4.0)])
 def test_trials_cost_little_where_trees_are_better(rtt: float, tau: float) -> None:
     curve = CostCurve((1, 16, 64), (0.075, 0.078, 0.09))
-    pace = Pace(usual_tau=tau)
+    pace = Pace(tree=TreeArm(tau, tau))
     pace.linked(welcome(curve), rtt)
-    controller, seconds = converse(pace, curve, rtt, tau, 2000)
-    assert controller.trials >= 2 and controller.switches == 0
-    assert seconds <= (1 + CONFIG.trial_share) * 2000 * (rtt + curve.at(16)) / tau
+    controller, seconds, trials = converse(pace, curve, rtt, tau, 2000)
+    assert trials >= 2 and controller.switches == 0
+    assert seconds <= (1 + 2 * SHARE) * 2000 * (rtt + curve.at(16)) / tau
 
 
-@pytest.mark.parametrize("pinned", ["tree", "stream"])
-def test_a_pinned_mode_stays(pinned: str) -> None:
-    controller = Controller(Pace(curve=GPU, rtt=5.0), pinned)  # type: ignore[arg-type]
+@pytest.mark.parametrize("pinned", [Arm.TREE, Arm.STREAM])
+def test_a_pinned_arm_stays(pinned: Arm) -> None:
+    controller = Controller(Pace(CostModel(GPU, rtt=5.0)), pinned)
     assert controller.begin() == controller.choose() == pinned
 
 
@@ -255,6 +207,25 @@ def test_one_slow_draft_does_not_make_trees_slow_for_good() -> None:
     pace.linked(welcome(CPU), 0.001)
     controller = Controller(pace)
     pace.verified(TokenTree.chain([1, 2, 3]), [], [0, 1], 0.016, 0.015, 0.0)
-    before = pace.tree_rate()
+    before = pace.tree.rate(pace.costs)
     pace.waited(0.05)
-    assert pace.tree_rate() > before / 2 and controller.choose() == "tree"
+    assert pace.tree.rate(pace.costs) > before / 2 and controller.choose() == "tree"
+
+
+def test_a_stream_is_left_at_once_where_trees_are_pinned() -> None:
+    controller = Controller(Pace(CostModel(GPU, rtt=0.001)), arm=Arm.STREAM)
+    controller.pinned = Arm.TREE
+    assert controller.choose() is Arm.TREE
+
+
+def test_chains_are_tried_once_and_then_ever_more_rarely_where_they_are_slower() -> None:
+    pace = Pace(CostModel(GPU, rtt=0.001), TreeArm(4.0, 4.0), ChainArm(ready=True))
+    controller, tried = Controller(pace, Arm.TREE), list[int]()
+    for step in range(400):
+        pace.explorer.passed(0.03)
+        if controller.choose() is Arm.CHAIN:
+            tried.append(step)
+            pace.chain.drafted(4, 0.02)
+            pace.chain.verified(4, 3)
+    assert tried[0] == 0 and 2 <= len(tried) < 8
+    assert min(later - before for before, later in pairwise(tried)) >= EVERY

@@ -7,12 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edge_runtime.speed.arms import MOST_GAIN
+from edge_runtime.speed.controller import Controller
+from edge_runtime.speed.costs import CostModel
+from edge_runtime.speed.explorer import EVERY, SHARE
 from edge_runtime.speed.pace import Pace
+from edge_runtime.speed.settled import Arm
 from edge_runtime.speed.tuning import LARGEST
 from outrider_core.protocol.costs import CostCurve
 from outrider_core.protocol.tree import TokenTree
 from outrider_core.protocol.wire import Verify, Welcome, encode, pack_tree
-from tests.edge_runtime.known_drafts import CONFIG, CPU, GPU, Drafts, welcome
+from tests.edge_runtime.known_drafts import CPU, GPU, Drafts, welcome
 
 
 @pytest.mark.parametrize("boast", [1.0, 1.25])
@@ -35,8 +40,8 @@ def test_trees_are_nearly_as_good_as_the_best_fixed_size(
         return float((1 + sum(true[:count])) / (draft_seconds + rtt + curve.at(1 + count)))
 
     def count() -> int:
-        drafted = min(64, pace.worth_drafting())
-        return pace.worth_sending(full.pruned(drafted, 64), claimed[:drafted])
+        drafted = min(64, pace.tree.worth_drafting())
+        return pace.tree.worth_sending(full.pruned(drafted, 64), claimed[:drafted], pace.costs)
 
     for _ in range(60):
         tree = full.pruned(sent := count(), 64)
@@ -51,27 +56,29 @@ def test_the_verifiers_slowdown_is_followed() -> None:
     pace.linked(welcome(CPU), 0.01)
     drafts = Drafts(0.6)
     tree, claimed, _ = drafts.tree(48)
-    calm = pace.worth_sending(tree, claimed)
+    calm = pace.tree.worth_sending(tree, claimed, pace.costs)
     for _ in range(20):
         pace.verified(tree, claimed, drafts.walk(tree), 0.01 + 4 * CPU.at(49), 4 * CPU.at(49), 0.0)
-    assert pace.slowdown == pytest.approx(4, rel=0.05) and pace.step(0) == pytest.approx(4 * CPU.at(1), rel=0.05)
-    assert pace.worth_sending(tree, claimed) < calm
+    assert pace.costs.slowdown == pytest.approx(4, rel=0.05) and pace.costs.step(0) == pytest.approx(
+        4 * CPU.at(1), rel=0.05
+    )
+    assert pace.tree.worth_sending(tree, claimed, pace.costs) < calm
 
 
 def test_what_was_measured_of_a_verifier_outlives_its_connections() -> None:
     pace = Pace()
     pace.linked(welcome(CPU), 0.01)
-    assert pace.stream_rate() == pytest.approx(1 / CPU.at(1))
+    assert pace.stream.rate(pace.costs) == pytest.approx(1 / CPU.at(1))
     for _ in range(40):
         pace.streamed(2 * CPU.at(1), 2 * CPU.at(1), False)
-    measured = pace.stream_rate(), pace.step(0), pace.step(8)
+    measured = pace.stream.rate(pace.costs), pace.costs.step(0), pace.costs.step(8)
     pace.linked(welcome(CPU), 0.3)
-    assert (pace.stream_rate(), pace.step(0), pace.step(8)) == measured and pace.rtt == 0.3
+    assert (pace.stream.rate(pace.costs), pace.costs.step(0), pace.costs.step(8)) == measured and pace.costs.rtt == 0.3
     pace.linked(welcome(GPU), 0.3)
-    assert pace.stream_rate() == pytest.approx(1 / GPU.at(1))
+    assert pace.stream.rate(pace.costs) == pytest.approx(1 / GPU.at(1))
     for _ in range(2):  # nobody knows whether it is the same
         pace.linked(welcome(None), 0.3)
-        assert pace.stream_rate() is None
+        assert pace.stream.rate(pace.costs) is None
         pace.streamed(0.02, 0.02, False)
 
 
@@ -79,32 +86,24 @@ def test_a_verifier_that_advertises_no_costs_gets_complete_trees() -> None:
     pace = Pace()
     pace.linked(welcome(None), 0.05)
     tree, claimed, _ = Drafts(0.6).tree(32)
-    assert pace.worth_sending(tree, claimed) == 32 and pace.stream_rate() is None
+    assert pace.tree.worth_sending(tree, claimed, pace.costs) == 32 and pace.stream.rate(pace.costs) is None
     pace.verified(tree, claimed, [0], 0.09, 0.04, 0.0)
-    assert pace.worth_sending(tree, claimed) == 32 and pace.stream_rate() == pytest.approx(25)
-    assert pace.worth_sending(TokenTree(), []) == 0
+    assert pace.tree.worth_sending(tree, claimed, pace.costs) == 32 and pace.stream.rate(pace.costs) == pytest.approx(
+        25
+    )
+    assert pace.tree.worth_sending(TokenTree(), [], pace.costs) == 0
     pace.streamed(0.03, 0.02, False)  # a token takes less time than a tree, and does not stand in for one
-    assert (pace.step(32), pace.step(0)) == pytest.approx((0.04, 0.02))
+    assert (pace.costs.step(32), pace.costs.step(0)) == pytest.approx((0.04, 0.02))
 
 
 def test_drafting_stops_sooner_where_time_is_dear() -> None:
     near, far = Pace(), Pace()
+    assert near.tree.gain(near.costs) is None
     for pace, rtt in ((near, 0.001), (far, 1.2)):
         pace.linked(welcome(CPU), rtt)
-        pace.drafted(0.012, 4, from_scratch=True)
-    assert CONFIG.least_gain <= far.gain() < near.gain() <= CONFIG.most_gain
-
-
-def test_what_a_tree_for_comparison_takes_from_a_stream_is_no_part_of_its_gap() -> None:
-    pace = Pace()
-    pace.linked(welcome(CostCurve((1, 64), (0.01, 0.02))), 0.001)
-    for _ in range(40):
-        pace.streamed(0.012, 0.01, overdue=False)
-    for gap, engine in ((0.03, 0.028), (0.012, 0.01), (0.032, 0.03), (0.003, 0.01)):
-        pace.streamed(gap, engine, overdue=False, beside=True)
-    assert pace.gap is not None and 0.011 < pace.gap <= 0.0121
-    pace.streamed(0.012, 0.01, overdue=False)
-    assert pace.lost > 0.0
+        pace.drafted(0.012, 4)
+    gains = [pace.tree.gain(pace.costs) or 0.0 for pace in (far, near)]
+    assert 0 < gains[0] < gains[1] <= MOST_GAIN
 
 
 def test_reading_gives_a_trial_of_drafting_ahead_up() -> None:
@@ -112,21 +111,20 @@ def test_reading_gives_a_trial_of_drafting_ahead_up() -> None:
     pace.linked(welcome(CostCurve((1, 64), (0.01, 0.01))), 0.001)
     while not pace.ahead.trying:
         pace.verified(TokenTree.chain([1]), [], [0], 0.011, 0.01, 0.0)
-        pace.drafted(0.01, 2, from_scratch=True)
         pace.waited(0.01)
     pace.verified(TokenTree.chain([1]), [], [0], 0.011, 0.01, 0.0)
-    pace.prepared(0.01)
+    pace.prepared()
     assert not pace.ahead.trying
 
 
 def test_what_a_comparison_took_bounds_what_a_round_loses_to_drafting() -> None:
-    pace = Pace(exposed=3.0)
+    pace = Pace(CostModel(exposed=3.0))
     pace.foreseen(TokenTree.chain([1]), [], [0], 0.02)
-    assert pace.exposed == 0.02
+    assert pace.costs.exposed == 0.02
     pace = Pace()  # no tree was sent yet: what the first round will lose is known from this alone
-    before = pace.round()
+    before = pace.costs.round(1)
     pace.foreseen(TokenTree.chain([1]), [], [0], 0.02)
-    assert pace.round() == pytest.approx(before + 0.02, abs=1e-3)
+    assert pace.costs.round(1) == pytest.approx(before + 0.02, abs=1e-3)
 
 
 def test_a_trial_tells_more_of_a_stream_than_trees_did() -> None:
@@ -137,125 +135,80 @@ def test_a_trial_tells_more_of_a_stream_than_trees_did() -> None:
         pace.streamed(0.01, 0.01, overdue=False)
     for engine in (0.01, *(20 * [0.015])):
         pace.verified(TokenTree.chain([1, 2]), [], [0], engine + 0.001, engine, 0.0)
-    assert pace.gap == pytest.approx(0.015, rel=0.05)
-    for _ in range(CONFIG.trial_tokens):
+    assert pace.stream.gap == pytest.approx(0.015, rel=0.05)
+    for _ in range(EVERY):
         pace.streamed(0.01, 0.01, overdue=False)
-    assert pace.gap == pytest.approx(0.01, rel=0.07)
-
-
-def test_a_stream_far_ahead_is_seldom_compared_with_trees() -> None:
-    for streamed in (0, CONFIG.early_tokens, CONFIG.early_tokens + 1, 1000):
-        pace = Pace()
-        assert pace.compare_every(streamed) == CONFIG.compare_every
-        pace.streamed(0.02, 0.018, overdue=False)
-        pace.rtt, pace.tau = 0.03, 3.0
-        assert pace.compare_every(streamed) == CONFIG.compare_every
-        intervals = []
-        for rtt in (0.05, 0.08, 0.3):
-            pace.rtt = rtt
-            intervals.append(pace.compare_every(streamed))
-        assert CONFIG.compare_every < intervals[0] < intervals[1] < intervals[2] == CONFIG.compare_rarely
+    assert pace.stream.gap == pytest.approx(0.01, rel=0.07)
 
 
 @given(st.floats(0.005, 1), st.floats(0.001, 1), st.floats(0, 2))
 def test_comparing_takes_no_more_than_its_share(gap: float, seconds: float, rtt: float) -> None:
-    pace = Pace(rtt=rtt)
-    pace.streamed(gap, gap, overdue=False)
-    for _ in range(40):
-        pace.foreseen(TokenTree.chain([1, 2, 3]), [], [0], seconds)
-    assert pace.compared == pytest.approx(seconds, rel=0.01)
-    assert pace.compared <= CONFIG.comparison_share * pace.compare_every(CONFIG.early_tokens + 1) * gap * (1 + 1e-9)
-    assert CONFIG.compare_every <= pace.compare_every(CONFIG.early_tokens) <= CONFIG.compare_rarely
-
-
-@given(st.floats(0.005, 1), st.floats(0, 1))
-def test_a_stream_loses_no_more_than_its_share_to_comparing(gap: float, lost: float) -> None:
-    """Device and verifier share processors: the two tokens beside a tree take longer."""
-    pace = Pace()
-    for _ in range(40):
-        for beside in (False, True, True, False):
-            pace.streamed(gap, gap + (lost / 2 if beside else 0.0), overdue=False, beside=beside)
-        pace.foreseen(TokenTree.chain([1, 2, 3]), [], [0], 0.0)
-    assert pace.lost == pytest.approx(lost, rel=0.01, abs=1e-9)
-    for streamed in (1, 1000):
-        assert pace.lost <= CONFIG.comparison_share * pace.compare_every(streamed) * gap * (1 + 1e-9)
-    assert pace.token_slowdown == pytest.approx(gap)  # what was beside a tree says nothing of a token alone
-
-
-@given(st.lists(st.integers(1, 90), min_size=1, max_size=40), st.floats(0.0, 0.1))
-def test_comparisons_come_early_in_short_answers_and_no_more_often(lengths: list[int], lost: float) -> None:
-    """Where one is due once in more tokens than an answer has, answers that follow each other still get theirs."""
-    pace = Pace(lost=lost)
-    pace.streamed(0.02, 0.02, overdue=False)
-    every, tokens, came = pace.compare_every(1), 0, list[int]()
-    for length in lengths:
-        first = True
-        for streamed in range(1, length + 1):
-            tokens += 1
-            if pace.compares(streamed, first):
-                came.append(tokens)
-                first = False
-    assert len(came) <= 1 + tokens // every
-    if tokens >= 2 * every + max(lengths):
-        assert len(came) >= tokens // every - 1
+    pace = Pace(CostModel(rtt=rtt))
+    controller, compared, tokens = Controller(pace, arm=Arm.STREAM), 0, 300
+    for _ in range(tokens):
+        pace.streamed(gap, gap, overdue=False)
+        if controller.compares(Arm.TREE, first=False):
+            compared += 1
+            pace.foreseen(TokenTree.chain([1, 2, 3]), [], [0], seconds)
+    assert compared <= tokens / EVERY and (compared - 1) * seconds <= SHARE * tokens * gap
 
 
 def test_rounds_tell_how_long_a_streams_tokens_take_meanwhile() -> None:
     """A long text or a hot device made the last stream slow; trees are as fast as before now, so a stream would be."""
-    pace = Pace(curve=GPU)
+    pace = Pace(CostModel(GPU))
     tree = TokenTree.chain([1, 2, 3])
     for _ in range(60):
         pace.streamed(3 * GPU.at(1) + 0.001, 3 * GPU.at(1), overdue=False)
-    assert pace.gap == pytest.approx(3 * GPU.at(1) + 0.001)
+    assert pace.stream.gap == pytest.approx(3 * GPU.at(1) + 0.001)
     for _ in range(60):
         pace.verified(tree, [], [0], 3 * GPU.at(4), 3 * GPU.at(4), 0.0)
-    assert pace.gap == pytest.approx(3 * GPU.at(1) + 0.001)
+    assert pace.stream.gap == pytest.approx(3 * GPU.at(1) + 0.001)
     for _ in range(60):
         pace.verified(tree, [], [0], GPU.at(4), GPU.at(4), 0.0)
-    assert pace.gap == pytest.approx(GPU.at(1) + 0.001, rel=0.01)
+    assert pace.stream.gap == pytest.approx(GPU.at(1) + 0.001, rel=0.01)
 
 
 def test_steps_of_several_tokens_make_a_streams_tokens_quicker_and_no_step() -> None:
     """Where the verifier foresees what the text repeats; the first token of a step tells its time, the others none."""
-    pace = Pace(curve=GPU)
+    pace = Pace(CostModel(GPU))
     for number in range(300):
         pace.streamed(1.2 * GPU.at(1), 1.2 * GPU.at(1), overdue=False)
         for _ in range(number % 3):
             pace.streamed(0.0, 0.0, overdue=False, same_step=True)
-    assert pace.step(0) == pytest.approx(1.2 * GPU.at(1)) and pace.slowdown is None
-    assert pace.together == pytest.approx(0.5, abs=0.05) and pace.uneven
-    assert pace.stream_rate() == pytest.approx(2 / (1.2 * GPU.at(1)), rel=0.3)
+    assert pace.costs.step(0) == pytest.approx(1.2 * GPU.at(1)) and pace.costs.slowdown is None
+    assert pace.stream.together == pytest.approx(0.5, abs=0.05)
+    assert pace.stream.rate(pace.costs) == pytest.approx(2 / (1.2 * GPU.at(1)), rel=0.3)
     for _ in range(300):
         pace.streamed(0.5, 0.5, overdue=False)  # an answer in which nothing is foreseen, on a slow machine
-    assert not pace.uneven and pace.stream_rate() == pytest.approx(2.0, rel=0.01)
+    assert pace.stream.rate(pace.costs) == pytest.approx(2.0, rel=0.01)
 
 
 def test_an_answer_begins_with_what_streams_usually_bring() -> None:
-    pace = Pace(curve=GPU)
+    pace = Pace(CostModel(GPU))
     for _ in range(200):
         pace.streamed(0.01, 0.01, overdue=False)
         pace.streamed(0.0, 0.0, overdue=False, same_step=True)
     for _ in range(30):  # an answer's end, where nothing was foreseen
         pace.streamed(0.01, 0.01, overdue=False)
-    assert pace.gap == pytest.approx(0.01, rel=0.1)
+    assert pace.stream.gap == pytest.approx(0.01, rel=0.1)
     pace.forget_answer()
-    assert pace.gap == pytest.approx(0.006, rel=0.15)
+    assert pace.stream.gap == pytest.approx(0.006, rel=0.15)
     pace.linked(Welcome(1, "t", "d", 9, 9, 9, 9, "", CostCurve((1, 8), (0.5, 0.5)).pack()), 0.01)
-    assert pace.gap is None and not pace.uneven, "another verifier"
+    assert pace.stream.gap is None and pace.stream.together == 0, "another verifier"
 
 
 def test_rounds_make_a_stream_of_steps_of_several_tokens_slower_by_what_a_token_has_of_a_step() -> None:
-    pace = Pace(curve=CostCurve((1, 4), (0.01, 0.02)))
+    pace = Pace(CostModel(CostCurve((1, 4), (0.01, 0.02))))
     for _ in range(600):
         pace.streamed(0.01, 0.01, overdue=False)
         pace.streamed(0.0, 0.0, overdue=False, same_step=True)
-    before = pace.gap
+    before = pace.stream.gap
     assert before is not None
     for _ in range(60):
         pace.verified(TokenTree.chain([1, 2, 3]), [], [0], 0.02, 0.02, 0.0)
     for _ in range(60):
         pace.verified(TokenTree.chain([1, 2, 3]), [], [0], 0.06, 0.06, 0.0)
-    assert pace.gap == pytest.approx(before + 0.5 * 0.02, rel=0.05)
+    assert pace.stream.gap == pytest.approx(before + 0.5 * 0.02, rel=0.05)
 
 
 def test_what_an_outage_held_back_is_late_though_it_came_of_one_step() -> None:
@@ -265,7 +218,7 @@ def test_what_an_outage_held_back_is_late_though_it_came_of_one_step() -> None:
     pace.streamed(0.5, 0.025, overdue=True)
     for engine in (0.0, 0.0, 0.025, 0.0, 0.025):
         pace.streamed(0.0, engine, overdue=False, same_step=not engine)
-        assert pace.stream_rate() == pytest.approx(1 / 0.03)
+        assert pace.stream.rate(pace.costs) == pytest.approx(1 / 0.03)
 
 
 def test_an_outage_does_not_make_a_stream_slow() -> None:
@@ -275,10 +228,10 @@ def test_an_outage_does_not_make_a_stream_slow() -> None:
         pace.streamed(0.03, 0.025, overdue=False)
     for gap in (0.5, *16 * [0.0]):
         pace.streamed(gap, 0.025, overdue=gap > 0)
-        assert pace.stream_rate() == pytest.approx(1 / 0.03)
+        assert pace.stream.rate(pace.costs) == pytest.approx(1 / 0.03)
     for _ in range(50):
         pace.streamed(0.06, 0.025, overdue=False)
-    assert pace.stream_rate() == pytest.approx(1 / 0.06, rel=0.01)
+    assert pace.stream.rate(pace.costs) == pytest.approx(1 / 0.06, rel=0.01)
 
 
 def test_the_largest_trees_fill_a_frame() -> None:
@@ -292,22 +245,22 @@ def test_the_largest_trees_fill_a_frame() -> None:
 
 def test_little_more_is_drafted_than_was_worth_sending() -> None:
     pace = Pace()
-    before = pace.worth_drafting()
+    before = pace.tree.worth_drafting()
     for _ in range(40):
         pace.verified(TokenTree.chain(range(50)), [], [], 0.1, 0.05, 0.0)
-    assert pace.worth_drafting() == 100 > before
+    assert pace.tree.worth_drafting() == 100 > before
     for _ in range(80):
         pace.verified(TokenTree.chain([1]), [], [], 0.1, 0.05, 0.0)
-    assert 2 < pace.worth_drafting() < before  # enough to see whether more would be
+    assert 2 < pace.tree.worth_drafting() < before  # enough to see whether more would be
 
 
 def test_one_tree_beside_a_stream_tells_what_trees_cost() -> None:
     """Small trees are worth sending here; the first one drafted says so."""
     pace = Pace()
     pace.linked(welcome(CPU), 0.001)
-    before = pace.tree_rate()
+    before = pace.tree.rate(pace.costs)
     pace.foreseen(TokenTree.chain([1, 2, 3]), [], [0], 0.0)
-    assert pace.nodes == 3 and pace.tree_rate() > 1.2 * before
+    assert pace.tree.nodes == 3 and pace.tree.rate(pace.costs) > 1.2 * before
 
 
 def test_what_trees_bring_is_told_from_their_promises() -> None:
@@ -316,7 +269,7 @@ def test_what_trees_bring_is_told_from_their_promises() -> None:
     for number in range(400):
         tree, claimed, _ = drafts.tree(8 + number % 8)
         pace.foreseen(tree, claimed, drafts.walk(tree), 0.0)
-        seen.append(pace.tau)
+        seen.append(pace.tree.tau)
     wanted = 1 + sum(drafts.tree(12)[2])
     assert np.mean(seen[100:]) == pytest.approx(wanted, rel=0.05) and np.std(seen[100:]) < 0.1 * wanted
 
@@ -329,7 +282,7 @@ def test_a_wrong_curve_for_one_kind_of_step_says_nothing_of_the_other() -> None:
     pace.verified(tree, [], [], 0.11, 0.1, 0.0)
     for _ in range(9):
         pace.streamed(0.05, 0.05, overdue=False)
-    assert pace.step(15) == pytest.approx(0.1) and pace.step(0) == pytest.approx(0.05)
+    assert pace.costs.step(15) == pytest.approx(0.1) and pace.costs.step(0) == pytest.approx(0.05)
     for _ in range(40):
         pace.streamed(0.15, 0.15, overdue=False)
-    assert pace.step(15) == pytest.approx(0.3, rel=0.01) and pace.step(0) == pytest.approx(0.15, rel=0.01)
+    assert pace.costs.step(15) == pytest.approx(0.3, rel=0.01) and pace.costs.step(0) == pytest.approx(0.15, rel=0.01)

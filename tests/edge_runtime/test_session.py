@@ -18,7 +18,7 @@ from edge_runtime.session.session import Session
 from edge_runtime.session.states import PauseReason, State, Writer
 from edge_runtime.session.timeouts import Patience
 from edge_runtime.session.transcript import LOOP
-from edge_runtime.speed.controller import Mode
+from edge_runtime.speed.settled import Arm
 from outrider_core.drafting.drafter import Draft
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.tree import TokenTree
@@ -289,7 +289,7 @@ def test_the_first_token_waits_for_no_tree(ready: bool) -> None:
 
 def test_streaming_asks_once_and_takes_what_comes() -> None:
     world = World(random.Random(2))
-    world.begin_in(Mode.STREAM)
+    world.begin_in(Arm.STREAM)
     world.do(world.session.start(0.0))
     world.connect()
     while world.to_device:
@@ -302,7 +302,7 @@ def test_streaming_asks_once_and_takes_what_comes() -> None:
 
 def test_a_switch_in_mid_stream_cancels_and_opens_again_with_what_arrived() -> None:
     world = World(random.Random(2))
-    world.begin_in(Mode.STREAM)
+    world.begin_in(Arm.STREAM)
     world.do(world.session.start(0.0))
     world.connect()
     for _ in range(4):
@@ -310,7 +310,7 @@ def test_a_switch_in_mid_stream_cancels_and_opens_again_with_what_arrived() -> N
     there = world.verified
     assert there == 2
     world.trace.clear()
-    world.do(world.pin(Mode.TREE))
+    world.do(world.pin(Arm.TREE))
     assert world.trace == ["Send", "Send", "DraftTree"]
     world.settle()
     assert world.shown == plain(PROMPT, 20) and world.session.stats.streamed == there
@@ -318,7 +318,7 @@ def test_a_switch_in_mid_stream_cancels_and_opens_again_with_what_arrived() -> N
 
 def test_a_stalled_stream_goes_on_from_the_drafter() -> None:
     world = World(random.Random(3))
-    world.begin_in(Mode.STREAM)
+    world.begin_in(Arm.STREAM)
     world.do(world.session.start(0.0))
     world.connect()
     for _ in range(3):
@@ -605,7 +605,7 @@ def test_a_request_is_numbered_and_says_what_it_hangs_below(kind: type) -> None:
     sent: list[object] = []
     world.send = sent.append  # type: ignore[method-assign]
     if kind is Generate:
-        world.begin_in(Mode.STREAM)
+        world.begin_in(Arm.STREAM)
     world.do(world.session.start(0.0))
     world.verifier = object()  # type: ignore[assignment]
     world.do(world.session.link_up(WELCOME, 0.0))

@@ -51,7 +51,7 @@ def successors(world: World, name: str) -> list[tuple[str, World]]:
     if "understudy" in name:
         events = [event for event in events if event != "refuse"]
     elif name == "streaming":
-        events.append("stream" if world.session.mode == "tree" else "draft")
+        events.append("stream" if world.session.arm == "tree" else "draft")
     else:
         events.append("pause" if not world.session.offline.paused else "proceed")
     after, packed = [], pickle.dumps(world, -1)  # several times as fast as copy.deepcopy
@@ -101,7 +101,7 @@ def key(world: World) -> Hashable:
         return None if moment is None else moment > world.now
 
     asked = s.verifier.in_flight
-    flight = asked and (asked.kind, asked.tree, ahead(asked.due), asked.seq - s.verifier.seq)
+    flight = asked and (asked.arm, asked.tree, ahead(asked.due), asked.seq - s.verifier.seq)
     coming = tuple(
         (m.seq - s.verifier.seq, m.base_len, m.accepted, m.bonus) if isinstance(m, Verdict) else type(m).__name__
         for m in world.to_device
@@ -125,11 +125,11 @@ def key(world: World) -> Hashable:
         s.offline.active,
         s.offline.paused,
         s.verifier.linked,
-        s.mode,
+        s.arm,
         s.job.busy,
         s.verifier.fresh_open,
         s.verifier.seq == 0,
-        s.job.ready and s.job.ready.tree,
+        s.job.ready and (s.job.ready[0], s.job.ready[1].tree),
         s.finished,
         ahead(s.verifier.retry_at),
         ahead(s.verifier.connect_by),

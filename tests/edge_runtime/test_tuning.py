@@ -9,10 +9,11 @@ import pytest
 from edge_runtime.session.actions import Compare, DraftTree, Send
 from edge_runtime.session.timeouts import Patience, RoundTimer
 from edge_runtime.session.verifier import VerifierState
-from edge_runtime.speed.controller import Controller, Mode
+from edge_runtime.speed.arms import TreeArm
+from edge_runtime.speed.controller import Controller
+from edge_runtime.speed.explorer import EVERY
 from edge_runtime.speed.pace import Pace
-from edge_runtime.speed.pace_config import PaceConfig
-from edge_runtime.speed.settled import RequestKind
+from edge_runtime.speed.settled import Arm
 from edge_runtime.speed.tuning import Tuning, foreseen
 from outrider_core.drafting.drafter import Draft
 from outrider_core.protocol.costs import CostCurve
@@ -33,8 +34,8 @@ def streaming_world(rtt: float, tuning: Tuning | None = None) -> World:
 
 
 def test_a_session_begins_in_the_faster_mode() -> None:
-    assert streaming_world(0.5).session.mode is Mode.STREAM
-    assert streaming_world(0.0001).session.mode is Mode.TREE
+    assert streaming_world(0.5).session.arm is Arm.STREAM
+    assert streaming_world(0.0001).session.arm is Arm.TREE
 
 
 def test_the_time_to_a_streams_first_token_is_no_gap() -> None:
@@ -44,15 +45,15 @@ def test_the_time_to_a_streams_first_token_is_no_gap() -> None:
     while world.session.stats.rounds < 1:
         world.run_job()
         world.deliver()
-    controller.pinned = Mode.STREAM
-    while world.session.mode is Mode.TREE:
+    controller.pinned = Arm.STREAM
+    while world.session.arm is Arm.TREE:
         world.run_job()
         world.deliver()
     world.now += 5.0
     world.deliver()
-    assert world.session.stats.streamed == 1 and pace.gaps == 0
+    assert world.session.stats.streamed == 1 and pace.stream.gaps == 0
     world.deliver()
-    assert pace.gaps == 1 and pace.gap == pytest.approx(0.022, rel=0.01)
+    assert pace.stream.gaps == 1 and pace.stream.gap == pytest.approx(0.022, rel=0.01)
 
 
 def test_what_is_read_before_a_first_tree_is_no_part_of_a_round() -> None:
@@ -67,21 +68,21 @@ def test_what_is_read_before_a_first_tree_is_no_part_of_a_round() -> None:
 
     while session.stats.rounds < 2:  # the first came with the prompt
         round_after(3.0)
-    assert pace.exposed == 0.0
+    assert pace.costs.exposed == 0.0
     round_after(0.5)
-    assert pace.exposed == pytest.approx(0.2 * 0.5, rel=0.05) and pace.reading > 2.0
-    session.tuning.controller.pinned = Mode.STREAM
-    while session.mode is Mode.TREE or session.stats.streamed < 3:
+    assert pace.costs.exposed == pytest.approx(0.2 * 0.5, rel=0.05)
+    session.tuning.controller.pinned = Arm.STREAM
+    while session.arm is Arm.TREE or session.stats.streamed < 3:
         world.run_job()
         world.deliver()
-    session.tuning.controller.pinned = Mode.TREE
-    while session.mode is Mode.STREAM:
+    session.tuning.controller.pinned = Arm.TREE
+    while session.arm is Arm.STREAM:
         world.deliver()
     rounds = session.stats.rounds
-    before = pace.exposed
+    before = pace.costs.exposed
     while session.stats.rounds == rounds:
         round_after(3.0)
-    assert pace.exposed == before
+    assert pace.costs.exposed == before
 
 
 def test_a_verdict_that_a_suspended_device_reads_late_tells_nothing_of_the_link() -> None:
@@ -90,12 +91,14 @@ def test_a_verdict_that_a_suspended_device_reads_late_tells_nothing_of_the_link(
     pace, curve = tuning.pace, CostCurve((1, 64), (0.02, 0.021))
     pace.linked(Welcome(1, "t", "d", 9, 9, 9, 9, "", curve.pack()), 0.001)
     for seq, (sent, wait) in enumerate([(0.0, 0.03), (1.0, 9.0), (20.0, 0.03)], start=1):
-        verifier.verify(RequestKind.TREE, TokenTree.chain([1]), 4 + seq, sent, (-0.1,))
+        verifier.verify(Arm.TREE, TokenTree.chain([1]), 4 + seq, sent, (-0.1,))
         verdict = Verdict(0, seq, 4 + seq, b"", 7, 0, b"", engine_us=20_000)
         settled = verifier.settle(verdict, 4 + seq, sent + wait)
         assert settled and settled.late == (wait > 1)
         tuning.answered(settled, sent + wait)
-        assert pace.rtt is not None and pace.rtt < 0.011 and pace.trees == (seq if seq < 2 else seq - 1)
+        assert (
+            pace.costs.rtt is not None and pace.costs.rtt < 0.011 and pace.tree.trees == (seq if seq < 2 else seq - 1)
+        )
 
 
 def test_a_tree_that_is_sent_again_behind_an_outage_tells_nothing() -> None:
@@ -103,25 +106,25 @@ def test_a_tree_that_is_sent_again_behind_an_outage_tells_nothing() -> None:
     pace, curve = tuning.pace, CostCurve((1, 64), (0.02, 0.021))
     pace.linked(Welcome(1, "t", "d", 9, 9, 9, 9, "", curve.pack()), 0.001)
     verifier = verifier_state()
-    verifier.verify(RequestKind.TREE, TokenTree.chain([1]), 5, 0.0, (-0.1,))
+    verifier.verify(Arm.TREE, TokenTree.chain([1]), 5, 0.0, (-0.1,))
     settled = verifier.settle(Verdict(0, 1, 5, bytes([0]), 7, 0, b"", engine_us=20_000), 5, 0.03)
     assert settled
     tuning.answered(settled, 0.03)
-    tuning.asked(0.035)
-    assert pace.exposed == pytest.approx(0.2 * 0.005)
-    tuning.asked(40.0)
-    assert pace.exposed == pytest.approx(0.2 * 0.005) and pace.reading == 0.0
+    tuning.asked(Arm.TREE, 0.035)
+    assert pace.costs.exposed == pytest.approx(0.2 * 0.005)
+    tuning.asked(Arm.TREE, 40.0)
+    assert pace.costs.exposed == pytest.approx(0.2 * 0.005)
 
 
 def test_an_answer_forgets_the_one_before_and_goes_on_as_it_was_on_a_new_link() -> None:
-    controller = Controller(Pace(tau=1.1, usual_tau=2.5))
+    controller = Controller(Pace(tree=TreeArm(1.1, 2.5)))
     Tuning(controller).begin()
-    assert controller.pace.tau == 2.5
-    controller.pace.tau = 1.1
+    assert controller.pace.tree.tau == 2.5
+    controller.pace.tree.tau = 1.1
     going_on = Tuning(controller)
     going_on._untold = False
     going_on.begin()
-    assert controller.pace.tau == 1.1
+    assert controller.pace.tree.tau == 1.1
 
 
 def test_a_stream_is_compared_with_trees_and_what_comes_true_is_measured() -> None:
@@ -133,16 +136,14 @@ def test_a_stream_is_compared_with_trees_and_what_comes_true_is_measured() -> No
     wrong = Draft(TokenTree.chain([0, 1]), (-0.1, -0.2), 2)
     streamed = len(asked.prefix) - 3
     assert asked.prefix == world.session.committed and world.session.stats.streamed == streamed
-    every = pace.compare_every(streamed)
-    assert PaceConfig.compare_every == streamed < every < PaceConfig.compare_rarely
-    assert pace.uncompared == streamed - every  # early in its answer: the next one comes as much later
+    assert streamed == EVERY and asked.arm is Arm.TREE
     assert world.session.tree_compared(wrong, len(asked.prefix), 0.003) == [] and pace.compared == 0.0
     world.deliver()
-    assert pace.compared == pytest.approx(0.2 * 0.003) and pace.nodes is not None
+    assert pace.compared == 0.003 and pace.tree.trees > 0
 
 
 def test_a_pinned_stream_is_compared_with_nothing() -> None:
-    world = streaming_world(0.5, Tuning(Controller(Pace(), Mode.STREAM)))
+    world = streaming_world(0.5, Tuning(Controller(Pace(), Arm.STREAM)))
     while not world.done:
         world.deliver()
     assert "Compare" not in world.trace and world.session.stats.streamed > 8
@@ -207,5 +208,5 @@ def test_the_first_steps_other_tokens_say_nothing_of_a_streams_rate() -> None:
         settled = verifier.settle(Verdict(0, 1, 5 + step, b"", 7, 0, b"", engine_us=engine), 5 + step, now)
         assert settled
         tuning.answered(settled, now)
-        assert tuning.pace.gaps == (0 if step < 5 else step - 4)
-    assert tuning.pace.gap == pytest.approx(0.08 / 3) and 0 < tuning.pace.together < 1
+        assert tuning.pace.stream.gaps == (0 if step < 5 else step - 4)
+    assert tuning.pace.stream.gap == pytest.approx(0.08 / 3) and 0 < tuning.pace.stream.together < 1

@@ -37,9 +37,9 @@ from edge_runtime.session.policy import Policy
 from edge_runtime.session.session import Session
 from edge_runtime.session.states import PauseReason, Writer
 from edge_runtime.session.timeouts import Patience, RoundTimer
-from edge_runtime.speed.controller import Controller, Mode
+from edge_runtime.speed.controller import Controller
 from edge_runtime.speed.pace import Pace
-from edge_runtime.speed.settled import RequestKind
+from edge_runtime.speed.settled import Arm
 from edge_runtime.speed.tuning import Tuning
 from outrider_core.drafting.drafter import Draft, TreeShape
 from outrider_core.protocol.constraint import Constraint
@@ -178,7 +178,7 @@ class SimulatedLink:
         return structs.replace(verdict, engine_us=int(1e6 * engine), queue_us=int(1e5 * engine))
 
 
-def pinned(mode: Mode = Mode.TREE) -> Tuning:
+def pinned(mode: Arm = Arm.TREE) -> Tuning:
     """Nothing is chosen: one mode, and trees as large as they come."""
     return Tuning(Controller(Pace(), mode), TreeShape(nodes=255, depth=64), shaping=False)
 
@@ -428,14 +428,14 @@ class World:
         """With probabilities, and what it took."""
         scores = tuple(sorted((round(-self.rng.expovariate(1.0), 4) for _ in draft.tree.tokens), reverse=True))
         if chain:
-            return Draft(draft.tree, scores, len(draft.tree), chain=True)
+            return Draft(draft.tree, scores, len(draft.tree))
         return Draft(draft.tree, scores, self.rng.randrange(1, 4), self.rng.random() < 0.3, self.rng.randrange(3))
 
     def run_comparison(self) -> None:
         if self.comparisons:
             job = self.comparisons.pop()
-            if job.chain:
-                draft = self.weighed(Draft(self.chain(job.prefix, job.chain)), chain=True)
+            if job.arm is Arm.CHAIN:
+                draft = self.weighed(Draft(self.chain(job.prefix, job.nodes)), chain=True)
             else:
                 draft = self.weighed(Draft(self.tree(DraftTree(job.prefix, 0, job.nodes, job.depth))))
             self.do(self.session.tree_compared(draft, len(job.prefix), 0.001))
@@ -445,7 +445,7 @@ class World:
             message = self.to_device.pop(0)
             if self.link and isinstance(message, Verdict):
                 flight = self.session.verifier.in_flight
-                tree = flight.tree if flight and flight.kind is not RequestKind.STREAM else None
+                tree = flight.tree if flight and flight.arm is not Arm.STREAM else None
                 message = self.timed(message, tree)
                 seconds = 1.1e-6 * message.engine_us + (0.0 if tree is None else self.link.rtt)
                 self.now = round(self.now + seconds, 6)
@@ -470,14 +470,14 @@ class World:
         self.now = round(self.now + seconds, 6)
         self.do(self.session.tick(self.now))
 
-    def pin(self, mode: Mode) -> list[Action]:
+    def pin(self, mode: Arm) -> list[Action]:
         """Whatever is measured, the session uses `mode` from here on."""
         self.session.tuning.controller.pinned = mode
-        return self.session.set_mode(mode, self.now)
+        return self.session.set_arm(mode, self.now)
 
-    def begin_in(self, mode: Mode) -> None:
+    def begin_in(self, mode: Arm) -> None:
         """The session is to start in `mode`."""
-        self.session.tuning.controller.pinned = self.session.mode = mode
+        self.session.tuning.controller.pinned = self.session.arm = mode
 
     def happen(self, event: str) -> None:
         """One of EVENTS."""
@@ -498,9 +498,9 @@ class World:
             case "silence":
                 self.deaf = self.verifier is not None
             case "stream":
-                self.do(self.pin(Mode.STREAM))
+                self.do(self.pin(Arm.STREAM))
             case "draft":
-                self.do(self.pin(Mode.TREE))
+                self.do(self.pin(Arm.TREE))
             case "comparison":
                 self.run_comparison()
             case "reading":

@@ -19,7 +19,7 @@ from edge_runtime.answer.offline_drafter import TIMED_NODES, OfflineDrafter, off
 from edge_runtime.options import Pinned, RuntimeOptions
 from edge_runtime.runtime import EdgeRuntime
 from edge_runtime.session.policy import Policy
-from edge_runtime.speed.controller import Mode
+from edge_runtime.speed.settled import Arm
 from export.bundle.understudy import write_understudy
 from outrider_core.drafting.bundle import MANIFEST, SERVER_HALF_FILE, UNDERSTUDY_FOLDER, Bundle, open_bundle
 from outrider_core.drafting.drafter import TreeShape
@@ -71,12 +71,12 @@ def made(bundle: Bundle, drafter: UnderstudyDrafter | None = None) -> Understudy
     )
 
 
-def found(bundle: Bundle, engine: Engine | None = None, mode: Mode | None = None) -> OfflineDrafter | None:
+def found(bundle: Bundle, engine: Engine | None = None, mode: Arm | None = None) -> OfflineDrafter | None:
     model = open_target_bundle(bundle.folder / UNDERSTUDY_FOLDER).config
     return offline_drafter_for(bundle, engine or open_engine(bundle, None, 1), model, mode=mode)
 
 
-def guesses(bundle: Bundle, mode: Mode | None = None) -> OfflineDrafter:
+def guesses(bundle: Bundle, mode: Arm | None = None) -> OfflineDrafter:
     drafter = found(bundle, mode=mode)
     assert drafter
     return drafter
@@ -156,18 +156,18 @@ def test_a_text_may_change_anywhere_below_and_beside_a_guess(bundle: Bundle) -> 
         assert understudy.next_token(text, Decoding(0)) == made(bundle).next_token(text, Decoding(0))
 
 
-@pytest.mark.parametrize("mode", first(2, [Mode.TREE, None, Mode.STREAM]))
+@pytest.mark.parametrize("mode", first(2, [Arm.TREE, None, Arm.STREAM]))
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=["greedy", "sampled"])
 def test_the_drafters_guesses_change_nothing_whatever_is_chosen(
-    bundle: Bundle, mode: Mode | None, sampling: Sampling
+    bundle: Bundle, mode: Arm | None, sampling: Sampling
 ) -> None:
     drafter = guesses(bundle)
     drafter.controller.pinned = mode
     understudy = made(bundle, drafter)
     count = bundle.manifest.max_context - len(PROMPT)  # to the very end of the context
     assert written(understudy, count, sampling) == written(made(bundle), count, sampling)
-    if mode is Mode.TREE:  # a random model repeats itself, and that is looked up
-        assert drafter.controller.pace.written > 0 and drafter.controller.pace.usual_tau > 1
+    if mode is Arm.TREE:  # a random model repeats itself, and that is looked up
+        assert drafter.controller.pace.tree.usual_tau > 1
     assert written(understudy, 20, sampling) == written(made(bundle), 20, sampling)
 
 
@@ -185,8 +185,8 @@ class Timed:
         return np.ones((len(positions), len(layers), self.width), np.float32)
 
 
-@pytest.mark.parametrize(("per_node", "chosen"), [(0.0, Mode.TREE), (50.0, Mode.STREAM)])
-def test_trees_are_drafted_only_where_they_make_it_faster(bundle: Bundle, per_node: float, chosen: Mode) -> None:
+@pytest.mark.parametrize(("per_node", "chosen"), [(0.0, Arm.TREE), (50.0, Arm.STREAM)])
+def test_trees_are_drafted_only_where_they_make_it_faster(bundle: Bundle, per_node: float, chosen: Arm) -> None:
     drafter = guesses(bundle)
     timed = Timed(10.0, per_node, drafter._features._config.kv_width)
     text = [*PROMPT, 30, 31, 32, 33, 34, 35, 36, 37, 38, 39] * 6  # lookup knows how it goes on
@@ -198,10 +198,10 @@ def test_trees_are_drafted_only_where_they_make_it_faster(bundle: Bundle, per_no
         node, size = tree.child(ROOT, text[size]), size + 1
         while node is not None and size < len(text) - 1:
             node, size = tree.child(node, text[size]), size + 1
-    curve = drafter.controller.pace.curve
+    curve = drafter.controller.pace.costs.curve
     assert curve and curve.seconds == tuple(timed.time_step(nodes) for nodes in TIMED_NODES)
-    assert drafter.controller.mode is chosen
-    assert trees <= 3 if chosen is Mode.STREAM else trees >= 4
+    assert drafter.controller.arm is chosen
+    assert trees <= 3 if chosen is Arm.STREAM else trees >= 4
 
 
 def test_trees_that_are_worth_nothing_cost_next_to_nothing(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,13 +247,13 @@ def test_a_guess_below_a_text_that_was_given_up_is_not_taken(bundle: Bundle) -> 
 
 def test_rows_are_those_of_the_text(bundle: Bundle) -> None:
     drafter = guesses(bundle)
-    drafter.controller.pinned = Mode.TREE
+    drafter.controller.pinned = Arm.TREE
     understudy = made(bundle, drafter)
     text = [*PROMPT, *(token for token, _ in written(understudy, 30, Sampling()))]
     other = [*text[:10], *range(60, 90)]
     understudy.next_token(other, Decoding(10))
     fresh = guesses(bundle)
-    fresh.controller.pinned = Mode.TREE
+    fresh.controller.pinned = Arm.TREE
     another = made(bundle, fresh)
     written(another, 12, Sampling(temperature=1.0, seed=3))  # the first tokens time steps
     another.next_token(other, Decoding(10))
@@ -326,7 +326,7 @@ class Failing:
 
 
 def test_guessing_that_fails_leaves_the_understudy_to_write(bundle: Bundle) -> None:
-    drafter = found(bundle, Failing(), Mode.TREE)
+    drafter = found(bundle, Failing(), Arm.TREE)
     assert drafter
     understudy = made(bundle, drafter)
     assert written(understudy, 20, Sampling()) == written(made(bundle), 20, Sampling())
@@ -343,7 +343,7 @@ def test_an_understudy_whose_guesses_cannot_be_made_writes_without(bundle: Bundl
 
 
 def test_guessing_is_given_up_where_nobody_waits(bundle: Bundle) -> None:
-    drafter = guesses(bundle, Mode.TREE)
+    drafter = guesses(bundle, Arm.TREE)
     understudy = made(bundle, drafter)
     long = [1, *(4 + place % 190 for place in range(200))]
     for _ in range(6):  # the first tokens time steps
@@ -361,7 +361,7 @@ def test_guessing_is_given_up_where_nobody_waits(bundle: Bundle) -> None:
 
 
 def test_what_is_forgotten_is_given_back(bundle: Bundle) -> None:
-    drafter = guesses(bundle, Mode.TREE)
+    drafter = guesses(bundle, Arm.TREE)
     understudy = made(bundle, drafter)
     written(understudy, 20, Sampling())
     assert drafter._drafter and drafter._text
@@ -380,6 +380,6 @@ def test_the_users_choices_reach_them(bundle: Bundle) -> None:
     )
     runtime._understudy.understudy.load()
     drafter = runtime._understudy.understudy._drafter
-    assert isinstance(drafter, OfflineDrafter) and drafter.controller.pinned is Mode.TREE
+    assert isinstance(drafter, OfflineDrafter) and drafter.controller.pinned is Arm.TREE
     written(made(bundle, drafter), 20, Sampling())
     assert drafter._drafter and drafter._drafter.lookup is None and len(drafter._step.tree) <= 2  # type: ignore[union-attr]

@@ -1,0 +1,176 @@
+"""What each arm brings: tokens per second by what is known of it and by the cost model. Seconds and tokens.
+
+A round of trees commits 1 + (sum of the sent nodes' acceptance probabilities) tokens. A chain of k tokens, each right
+with probability a, commits (1 - a^(k+1)) / (1 - a). A stream commits one token per step, or several by lookup.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_runtime.speed.costs import LEAST_SECONDS, CostModel, blend
+from outrider_core.protocol.tree import TokenTree
+
+#: observations that acceptance at a depth, or of a chain's tokens, begins with, and what an older one still counts
+#: after one more tree or token
+PRIOR, FADING = 4.0, 0.98
+#: levels of a tree that are calibrated separately; deeper ones count as the last
+DEPTHS = 12
+#: weight in what is usual, of a tree verified, of one foreseen beside a stream, and of a streamed token: how well text
+#: can be foreseen differs more between answers than within one
+USUAL_ROUND, USUAL_FORESEEN, USUAL_TOKEN = 0.05, 0.1, 0.01
+#: weight of the newest token of a stream: one token says less than a round
+TOKEN_SMOOTHING = 0.1
+#: nodes that are drafted in any case, and nodes drafted per node that was worth sending in earlier trees
+LEAST_NODES, SPARE = 16, 2
+#: accepted tokens that another drafting step must promise at most
+MOST_GAIN = 0.6
+#: tokens of a chain at most, and of the first, by which chains are known; how likely a token is taken to be right at
+#: first, and at most
+MOST_TOKENS, FIRST_TOKENS = 16, 4
+PRIOR_RIGHT, MOST_RIGHT = 0.7, 0.99
+
+
+@dataclass
+class TreeArm:
+    """Trees of the drafter. tau: tokens of a round, in this answer; usual_tau: in the answers so far, by so many
+    `trees`. nodes: of a tree. step: seconds of a drafting step.
+    """
+
+    tau: float = 2.0
+    usual_tau: float = 2.0
+    trees: int = 0
+    nodes: float = LEAST_NODES
+    step: float | None = None
+    #: accepted nodes by depth: as the drafter predicted them, and as they came
+    predicted: list[float] = field(default_factory=lambda: [PRIOR] * (DEPTHS + 1))
+    accepted: list[float] = field(default_factory=lambda: [PRIOR] * (DEPTHS + 1))
+
+    def learn(self, tree: TokenTree, scores: Sequence[float], path: Sequence[int], usual: float) -> None:
+        """Of `tree`, `path` came true. tau is what its nodes promise, calibrated: that varies less than luck."""
+        self.nodes = blend(self.nodes if self.trees else None, len(tree))
+        self.trees += 1
+        tokens = 1.0 + len(path)
+        if scores and len(scores) == len(tree):
+            for known in (self.predicted, self.accepted):
+                known[:] = [PRIOR + FADING * (each - PRIOR) for each in known]
+            for depth, score in zip(tree.depths, scores, strict=True):
+                self.predicted[min(depth, DEPTHS)] += math.exp(score)
+            for depth in range(1, len(path) + 1):
+                self.accepted[min(depth, DEPTHS)] += 1
+            tokens = float(self.expected(tree, scores)[-1])
+        self.tau = blend(self.tau, tokens)
+        self.usual_tau = blend(self.usual_tau, tokens, max(usual, 1 / (PRIOR + self.trees)))
+
+    def expected(self, tree: TokenTree, scores: Sequence[float]) -> NDArray[np.float64]:
+        """Tokens that the first 1, 2, ... nodes of `tree` promise, as far as promises were kept so far."""
+        ratio = np.array(self.accepted) / np.array(self.predicted)
+        depths = np.minimum(np.array(tree.depths), DEPTHS)
+        tokens: NDArray[np.float64] = 1 + np.cumsum(np.minimum(1.0, np.exp(scores) * ratio[depths]))
+        return tokens
+
+    def rate(self, costs: CostModel) -> float:
+        return self.tau / costs.round(self.nodes)
+
+    def gain(self, costs: CostModel) -> float | None:
+        """Accepted tokens that one more drafting step must promise to be worth its time; None: nothing tells."""
+        return None if self.step is None else min(MOST_GAIN, self.rate(costs) * self.step)
+
+    def worth_drafting(self) -> int:
+        """Nodes to draft of the next tree, so that there is a choice of what to send."""
+        return max(LEAST_NODES, math.ceil(SPARE * self.nodes))
+
+    def worth_sending(self, tree: TokenTree, scores: Sequence[float], costs: CostModel) -> int:
+        """Return how many nodes of `tree`, best first, make most tokens per second; scores: log path probabilities."""
+        if not scores:
+            return len(tree)
+        times = np.array([costs.round(count) for count in range(1, len(tree) + 1)])
+        return 1 + int(np.argmax(self.expected(tree, scores) / times))
+
+
+@dataclass
+class ChainArm:
+    """Chains of tokens that the understudy drafts. While one is verified the understudy continues: if all of it was
+    right, and so was its guess of the target's next token, the next chain is ready at once.
+
+    ready: the understudy has read along, and may draft. most: tokens that the verifier takes at most. token: seconds
+    that the understudy takes for one; None: it has drafted none yet.
+    """
+
+    ready: bool = False
+    most: int = MOST_TOKENS
+    token: float | None = None
+    right: float = PRIOR * PRIOR_RIGHT
+    judged: float = PRIOR
+
+    def drafted(self, tokens: int, seconds: float) -> None:
+        """`tokens` were drafted in `seconds`."""
+        if tokens:
+            self.token = blend(self.token, seconds / tokens)
+
+    def verified(self, tokens: int, accepted: int) -> None:
+        """Of a chain of `tokens`, the first `accepted` were right."""
+        for token in range(min(tokens, accepted + 1)):
+            self.judged = 1 + FADING * self.judged
+            self.right = (token < accepted) + FADING * self.right
+
+    def best(self, costs: CostModel) -> tuple[int, float]:
+        """(length of the chain that brings most tokens per second, these); FIRST_TOKENS, 0 where nothing is known."""
+        if self.token is None:
+            return FIRST_TOKENS, 0.0
+        right = min(MOST_RIGHT, self.right / self.judged)
+        length, rate = 1, 0.0
+        for count in range(1, min(self.most, MOST_TOKENS) + 1):
+            all_right = right ** (count + 1)
+            waiting, drafting = costs.between + costs.step(count), count * self.token
+            seconds = max(LEAST_SECONDS, waiting + drafting - all_right * min(waiting, drafting))
+            tokens = (1 - all_right) / (1 - right)
+            if tokens > rate * seconds:
+                length, rate = count, tokens / seconds
+        return length, rate
+
+
+@dataclass
+class StreamArm:
+    """gap: between tokens; usual_gap: in the answers so far; gaps, usual_gaps: measurements behind them; a guess is
+    one. together: share of tokens that came of one step with the token before. late: tokens arrive that an outage held
+    back.
+    """
+
+    gap: float | None = None
+    gaps: int = 0
+    usual_gap: float | None = None
+    usual_gaps: int = 0
+    together: float = 0.0
+    late: bool = False
+
+    def came(self, gap: float, engine: float, overdue: bool, same_step: bool) -> None:
+        """A token came `gap` after the one before it. Tokens delayed by an outage are ignored."""
+        self.late = overdue or (self.late and (same_step or gap < engine / 2))
+        if self.late:
+            return
+        self.gaps += 1
+        self.usual_gaps += 1
+        self.gap = blend(self.gap, gap, max(TOKEN_SMOOTHING, 1 / self.gaps))
+        usual = max(USUAL_TOKEN, 1 / self.usual_gaps)
+        self.usual_gap = blend(self.usual_gap, gap, usual)
+        self.together = blend(self.together, float(same_step), usual)
+
+    def slower(self, seconds: float) -> None:
+        """Steps have come to take so much longer, as those for trees tell."""
+        if self.gap is not None and self.usual_gap is not None:
+            longer = (1 - self.together) * seconds
+            self.gap = max(LEAST_SECONDS, self.gap + longer)
+            self.usual_gap = max(LEAST_SECONDS, self.usual_gap + longer)
+            self.gaps = 1  # the next one tells more than this guess
+
+    def rate(self, costs: CostModel) -> float | None:
+        """None where nothing is known."""
+        if self.gap is not None:
+            return 1 / max(LEAST_SECONDS, self.gap)
+        return 1 / (step + costs.queue) if (step := costs.step(0)) else None
