@@ -1,6 +1,6 @@
 /** The user's settings, kept in this browser; the token only on request. */
 
-import type { Mode, Options, Policy, Request } from "../src/index.js";
+import type { Arm, Options, Policy, Request } from "../src/index.js";
 import { find } from "./dom.js";
 
 export interface Settings {
@@ -12,7 +12,7 @@ export interface Settings {
   onReturn: Policy["onReturn"];
   offline: Policy["offline"];
   understudy: Policy["understudy"];
-  mode: Mode | "";
+  mode: Arm | "";
   temperature: number;
   /** "": a new one each time. */
   seed: string;

@@ -21,8 +21,9 @@ import { type Policy, policy } from "./session/policy.js";
 import { type AnswerRecord, checkRecord, recordOf, restore, settingsOf } from "./session/record.js";
 import { Session } from "./session/session.js";
 import { PATIENCE, type Patience, RoundTimer } from "./session/timeouts.js";
-import { Controller, type Mode } from "./speed/controller.js";
+import { Controller } from "./speed/controller.js";
 import { Pace } from "./speed/pace.js";
+import type { Arm } from "./speed/settled.js";
 import { LARGEST, Tuning } from "./speed/tuning.js";
 
 /** All may be left out. */
@@ -38,7 +39,7 @@ export interface Options {
   /** Draft on while a verdict is awaited; null: if that makes rounds shorter. */
   ahead?: boolean | null;
   /** Pinned; null: whichever is faster. */
-  mode?: Mode | null;
+  mode?: Arm | null;
   /** The verifier's bearer token, or a function that returns it; never sent in clear text to another machine. */
   token?: string | TokenProvider | null;
   /**
@@ -124,7 +125,7 @@ export class EdgeRuntime {
 
   /** Seconds of a round trip as measured, without the verifier's own part; null before the first connection. */
   get roundTrip(): number | null {
-    return this.controller.pace.rtt ?? this.greeted;
+    return this.controller.pace.costs.rtt ?? this.greeted;
   }
 
   /** Whether there is a connection. */
@@ -137,9 +138,9 @@ export class EdgeRuntime {
     return this.answer?.stats ?? null;
   }
 
-  /** The present mode: trees or a stream. */
-  get mode(): Mode {
-    return this.answer?.session.mode ?? this.controller.mode;
+  /** The present mode: trees, chains or a stream. */
+  get mode(): Arm {
+    return this.answer?.session.arm ?? this.controller.arm;
   }
 
   /**

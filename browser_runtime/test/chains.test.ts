@@ -3,9 +3,10 @@ import { test } from "node:test";
 import { LocalUnderstudy, type UnderstudyThread } from "../src/answer/understudyThread.js";
 import { Sampling } from "../src/protocol/sampling.js";
 import { TokenTree } from "../src/protocol/tree.js";
-import { Chains, FIRST_TOKENS } from "../src/speed/chains.js";
+import { ChainArm, FIRST_TOKENS } from "../src/speed/arms.js";
 import { Controller } from "../src/speed/controller.js";
-import type { Settled } from "../src/speed/settled.js";
+import { CostModel } from "../src/speed/costModel.js";
+import type { Arm, Settled } from "../src/speed/settled.js";
 import { Tuning } from "../src/speed/tuning.js";
 import { Understudy } from "../src/targets/understudy.js";
 import { FakeTarget } from "./fakeTarget.js";
@@ -127,48 +128,54 @@ test("drafting on ends as its memory is wanted back", async () => {
   await thread.close();
 });
 
-test("a chain has the room that there is, and none of one token is asked for", () => {
+function tuningOf(arm: Arm): Tuning {
   const tuning = new Tuning();
-  const { chains } = tuning.pace;
+  tuning.controller.arm = arm;
+  return tuning;
+}
+
+test("a chain has the room that there is, and none of one token is asked for", () => {
+  const tuning = tuningOf("chain");
+  const { chain } = tuning.pace;
   assert.equal(tuning.chain(64, 1, true), 0);
-  assert.ok(chains.ready);
+  assert.ok(chain.ready);
   assert.equal(tuning.chain(2, 64, true), 2);
   assert.equal(tuning.chain(64, 64, true), FIRST_TOKENS);
   const next = new Tuning(tuning.controller); // of the next answer, whose understudy has read nothing
-  assert.ok(!chains.ready && next.chain(64, 64, false) === 0);
+  assert.ok(!chain.ready && next.chain(64, 64, false) === 0);
 });
 
 test("chains are drafted on with, unless the user chose otherwise", () => {
   const tunings = [null, true, false].map(ahead => new Tuning(new Controller(), { ahead }));
-  const chosen = tunings.map(tuning => tuning.draftsAhead(true));
+  const chosen = tunings.map(tuning => tuning.draftsAhead("chain"));
   assert.deepEqual(chosen, [true, true, false]);
 });
 
 test("an understudy that fails leaves comparing to the drafter", () => {
-  const tuning = new Tuning();
-  let streamed = 0;
-  const compared = () => {
-    for (;;) {
-      const size = tuning.comparison(++streamed, true);
-      if (size !== null) return size;
+  const tuning = tuningOf("stream");
+  const compared = (drafts: boolean) => {
+    for (let token = 0; token < 99; token++) {
+      const asked = tuning.comparison(drafts);
+      if (asked) return asked.arm;
     }
+    return null;
   };
-  assert.equal(compared(), FIRST_TOKENS);
-  assert.equal(tuning.besideChain(), null); // that one is under way
+  assert.equal(compared(true), "chain");
+  assert.equal(compared(true), null); // that one is under way
   tuning.understudyFailed();
-  assert.ok(!tuning.pace.chains.ready);
-  assert.ok(tuning.besideChain());
+  assert.ok(!tuning.pace.chain.ready);
+  assert.equal(compared(false), "tree");
   tuning.understudyFailed();
-  for (let chain = 0; chain < 8; chain++) assert.equal(tuning.besideChain(), null); // the drafter's still is
+  assert.equal(compared(false), null); // the drafter's still is
 });
 
 test("of a chain behind which the answer ended, the tokens before its end are judged", () => {
   const judged = (ended: boolean) => {
     const tuning = new Tuning();
     const judgements: number[][] = [];
-    tuning.pace.chains.verified = (...given) => judgements.push(given);
+    tuning.pace.chain.verified = (...given) => judgements.push(given);
     const settled: Settled = {
-      ...{ kind: "chain", tree: TokenTree.chain([1, 2, 3, 4]), scores: [], afterOpen: false, clock: "silent" },
+      ...{ arm: "chain", tree: TokenTree.chain([1, 2, 3, 4]), scores: [], afterOpen: false, askedFor: false },
       ...{ accepted: [0, 1], tokens: [1, 2, 7], wait: 0.1, engine: 0.001, queue: 0, ended, sameStep: false },
       late: false,
     };
@@ -180,7 +187,7 @@ test("of a chain behind which the answer ended, the tokens before its end are ju
 });
 
 test("rates of chains stay finite where nothing takes time", () => {
-  const chains = new Chains();
+  const chains = new ChainArm();
   chains.drafted(4, 0);
-  assert.ok(Number.isFinite(chains.best(0, () => 0).rate));
+  assert.ok(Number.isFinite(chains.best(new CostModel()).rate));
 });

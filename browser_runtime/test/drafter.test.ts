@@ -134,22 +134,19 @@ test("pace measures and chooses as the vectors have it", () => {
     const controller = new Controller(pace, row.pinned);
     for (const [call, given, wanted] of row.steps) {
       measure(pace, call, given);
-      near(pace.treeRate(), wanted.tree_rate, 1e-9, call);
-      near(pace.usualTreeRate(), wanted.usual_tree_rate, 1e-9, call);
-      if (wanted.stream_rate === null) assert.equal(pace.streamRate(), null);
-      else near(pace.streamRate()!, wanted.stream_rate, 1e-9, call);
-      near(pace.gain(), wanted.gain, 1e-9, call);
-      assert.deepEqual([pace.compareEvery(32), pace.compareEvery(33)], wanted.compare_every);
-      assert.deepEqual([pace.compares(9, true), pace.compares(40, false)], wanted.compares);
-      assert.equal(pace.draftsAhead(), wanted.drafts_ahead);
-      assert.equal(pace.worthDrafting(), wanted.drafting);
+      const rates = pace.rates();
+      assert.deepEqual([...rates.keys()].toSorted(), Object.keys(wanted.rates).toSorted());
+      for (const [arm, rate] of rates) near(rate / wanted.rates[arm], 1, 1e-9, call);
+      if (wanted.gain === null) assert.equal(pace.tree.gain(pace.costs), null);
+      else near(pace.tree.gain(pace.costs)!, wanted.gain, 1e-9, call);
+      assert.equal(pace.chain.best(pace.costs).length, wanted.chain);
+      assert.deepEqual([controller.compares("tree", true), controller.compares("chain", false)], wanted.compares);
+      assert.equal(pace.ahead.now, wanted.ahead);
+      assert.equal(pace.tree.worthDrafting(), wanted.drafting);
       const [tokens, parents, scores] = wanted.tree;
-      assert.equal(pace.worthSending(new TokenTree(tokens, parents), scores), wanted.nodes);
-      const mode = wanted.call === "choose" ? controller.choose() : controller.begin(wanted.call === "begin");
-      assert.equal(mode, wanted.mode);
-      if (wanted.draft_rate === undefined) continue; // nobody drafts chains there
-      near(pace.draftRate(), wanted.draft_rate, 1e-9, call);
-      assert.equal(pace.chains.compares(), wanted.beside);
+      assert.equal(pace.tree.worthSending(new TokenTree(tokens, parents), scores, pace.costs), wanted.nodes);
+      const arm = wanted.call === "choose" ? controller.choose() : controller.begin(wanted.call === "begin");
+      assert.deepEqual([arm, controller.trial], [wanted.arm, wanted.trial]);
     }
   }
   counted("pace", rows.length);
@@ -157,14 +154,14 @@ test("pace measures and chooses as the vectors have it", () => {
 
 function measure(pace: Pace, call: string, given: Any[]): void {
   if (call === "linked") pace.linked(fromHex(given[0]), given[1]);
-  else if (call === "drafted") pace.drafted(given[0], given[1], given[2]);
-  else if (call === "streamed") pace.streamed(given[0], given[1], given[2], given[3], given[4]);
+  else if (call === "drafted") pace.tree.drafted(given[0], given[1]);
+  else if (call === "streamed") pace.streamed(given[0], given[1], given[2], given[3]);
   else if (call === "waited") pace.waited(given[0]);
-  else if (call === "prepared") pace.prepared(given[0]);
-  else if (call === "chain_ready") pace.chains.ready = given[0];
-  else if (call === "chain_drafted") pace.chains.drafted(given[0], given[1]);
+  else if (call === "prepared") pace.prepared();
+  else if (call === "chain_ready") pace.chain.ready = given[0];
+  else if (call === "chain_drafted") pace.chain.drafted(given[0], given[1]);
   else if (call === "chain_verified") pace.chainVerified(given[0], given[1], given[2], given[3], given[4]);
-  else if (call === "chain") assert.equal(pace.chain(given[0]), given[1]);
+  else if (call === "compared") pace.chain.verified(given[0], given[1]);
   else if (call === "verified") {
     pace.verified(new TokenTree(given[0], given[1]), given[2], given[3].length, given[4], given[5], given[6]);
   } else {

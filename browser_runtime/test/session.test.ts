@@ -75,19 +75,19 @@ function sessionOf(setup: Any): Session {
     sentenceEnds: new Set(setup.sentence_ends),
     tuning: tuningOf(setup),
   });
-  session.mode = setup.mode;
+  session.arm = setup.arm;
   session.verifier.pinned = setup.arithmetic ?? "";
   return session;
 }
 
 /** Sessions that are not free to choose have one mode, and trees as large as they come. */
-function tuningOf({ tuning, mode }: Any): Tuning {
+function tuningOf({ tuning, arm }: Any): Tuning {
   if (tuning) {
     const { nodes, depth, breadth, gain, shaping } = tuning;
     return new Tuning(new Controller(), { largest: treeShape({ nodes, depth, breadth, gain }), shaping });
   }
   const largest = treeShape({ nodes: 255, depth: 64 });
-  return new Tuning(new Controller(new Pace(), mode), { largest, shaping: false });
+  return new Tuning(new Controller(new Pace(), arm), { largest, shaping: false });
 }
 
 function callOf(session: Session, call: string, given: Any[]): Action[] {
@@ -114,9 +114,9 @@ function callOf(session: Session, call: string, given: Any[]): Action[] {
       return session.setObeys(given[0], given[1]);
     case "tick":
       return session.tick(given[0]);
-    case "set_mode":
+    case "set_arm":
       session.tuning.controller.pinned = given[0];
-      return session.setMode(given[0], given[1]);
+      return session.setArm(given[0], given[1]);
     case "pause":
       return session.pause(given[0]);
     case "proceed":
@@ -134,8 +134,8 @@ function callOf(session: Session, call: string, given: Any[]): Action[] {
 function draftOf(of: Any): Draft {
   const tree = new TokenTree(of.tokens, of.parents);
   if (!of.scores) return { ...NO_DRAFT, tree };
-  const { scores, steps, ahead, kept, chain = false } = of;
-  return { tree, scores, steps, ahead, kept, chain };
+  const { scores, steps, ahead, kept } = of;
+  return { tree, scores, steps, ahead, kept };
 }
 
 function json(action: Action): Any {

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_runtime.speed.costs import LEAST_SECONDS, CostModel, blend
+from edge_runtime.speed.cost_model import LEAST_SECONDS, CostModel, blend
 from outrider_core.protocol.tree import TokenTree
 
 #: observations that acceptance at a depth, or of a chain's tokens, begins with, and what an older one still counts

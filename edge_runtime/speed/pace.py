@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from edge_runtime.speed.ahead import Ahead
 from edge_runtime.speed.arms import USUAL_FORESEEN, USUAL_ROUND, ChainArm, StreamArm, TreeArm
-from edge_runtime.speed.costs import CostModel, blend
+from edge_runtime.speed.cost_model import CostModel, blend
 from edge_runtime.speed.explorer import Explorer
 from edge_runtime.speed.settled import Arm
 from outrider_core.protocol.costs import unpack_costs

@@ -29,7 +29,7 @@ class TreeSize(NamedTuple):
     gain: float | None
 
 
-class Compared(NamedTuple):
+class _Comparison(NamedTuple):
     """A tree or a chain for comparison alone, below the first `base` tokens; drafting it took `seconds`."""
 
     arm: Arm
@@ -56,7 +56,7 @@ class Tuning:
         self._verdict_at: float | None = None  # the last one's time, until a tree is sent
         self._behind_tree = False  # it was on a tree; behind others, the drafter reads what is new to it
         self._comparing: Arm | None = None  # is being drafted for, for comparison
-        self._compared: Compared | None = None  # whose outcome is not known yet
+        self._compared: _Comparison | None = None  # whose outcome is not known yet
         self._untold = True  # what trees bring in this answer is known from others alone
         self._barren = False  # the understudy found nothing to draft in this answer
         self.pace.chain.ready = False  # it has to read the text first
@@ -109,7 +109,7 @@ class Tuning:
     def compared(self, draft: Draft, base: int, seconds: float) -> None:
         """What was drafted for comparison, empty if it tells nothing, below the first `base` tokens, in `seconds`."""
         arm, self._comparing = self._comparing or Arm.TREE, None
-        self._compared = Compared(arm, draft, base, seconds) if draft.tree else None
+        self._compared = _Comparison(arm, draft, base, seconds) if draft.tree else None
         if arm is Arm.CHAIN:
             self.pace.chain.drafted(draft.steps, seconds)
 

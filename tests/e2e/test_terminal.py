@@ -28,7 +28,7 @@ from rich.text import Text
 from benchmarks.links import EmulatedLink
 from edge_runtime.events import LinkState, Provisional, RolledBack, Verified
 from edge_runtime.speed.controller import Controller
-from edge_runtime.speed.costs import CostModel
+from edge_runtime.speed.cost_model import CostModel
 from edge_runtime.speed.pace import Pace
 from outrider.cli import main as front_door
 from outrider.cli.chat import COMMANDS

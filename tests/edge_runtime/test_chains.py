@@ -14,7 +14,7 @@ from edge_runtime.session.session import Session
 from edge_runtime.session.states import Writer
 from edge_runtime.speed.arms import FIRST_TOKENS, MOST_TOKENS, ChainArm, StreamArm, TreeArm
 from edge_runtime.speed.controller import Controller
-from edge_runtime.speed.costs import CostModel
+from edge_runtime.speed.cost_model import CostModel
 from edge_runtime.speed.explorer import EVERY
 from edge_runtime.speed.pace import Pace
 from edge_runtime.speed.settled import Arm

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from edge_runtime.speed.arms import ChainArm, TreeArm
 from edge_runtime.speed.controller import WORTH_BEGINNING, Controller
-from edge_runtime.speed.costs import CostModel
+from edge_runtime.speed.cost_model import CostModel
 from edge_runtime.speed.explorer import EVERY, MARGIN, SHARE
 from edge_runtime.speed.pace import Pace
 from edge_runtime.speed.settled import Arm

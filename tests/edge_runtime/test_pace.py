@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from edge_runtime.speed.arms import MOST_GAIN
 from edge_runtime.speed.controller import Controller
-from edge_runtime.speed.costs import CostModel
+from edge_runtime.speed.cost_model import CostModel
 from edge_runtime.speed.explorer import EVERY, SHARE
 from edge_runtime.speed.pace import Pace
 from edge_runtime.speed.settled import Arm

@@ -9,7 +9,7 @@ import { TokenTree } from "../protocol/tree.js";
 import { concerns } from "../protocol/wire.js";
 import type { Action, Compare, DraftChain, DraftTree, ReadText, WriteToken } from "../session/actions.js";
 import type { Session } from "../session/session.js";
-import { MOST_TOKENS } from "../speed/chains.js";
+import { MOST_TOKENS } from "../speed/arms.js";
 import { Display } from "./display.js";
 import type { DrafterThread, Timed } from "./drafterThread.js";
 import type { Inbox } from "./inbox.js";
@@ -188,7 +188,7 @@ export class Answer {
           this.read(action);
           break;
         case "Compare":
-          if (action.chain) this.compareChain(action.prefix, action.chain);
+          if (action.arm === "chain") this.compareChain(action.prefix, action.nodes);
           else this.compare(action);
           break;
         case "DraftAhead":
@@ -335,7 +335,7 @@ export class Answer {
     this.ofUnderstudy(this.understudy!.draft(this.textOf(prefix), count, cancelled), chain => {
       if (!chain && !cancelled()) throw new Error("the understudy is gone");
       const { tokens, scores, steps, seconds } = chain ?? { tokens: [], scores: [], steps: 0, seconds: 0 };
-      done({ ...NO_DRAFT, tree: TokenTree.chain(tokens), scores, steps, chain: true }, seconds);
+      done({ ...NO_DRAFT, tree: TokenTree.chain(tokens), scores, steps }, seconds);
     });
   }
 

@@ -62,8 +62,7 @@ export function treeShape(of: Partial<TreeShape> = {}): TreeShape {
 /**
  * A tree, the log probabilities of its nodes' paths, and its cost.
  *
- * steps: engine steps since it was requested. ahead: its root had been expanded ahead, with `kept` nodes below it. chain: an
- * understudy wrote it, token by token.
+ * steps: engine steps since it was requested. ahead: its root had been expanded ahead, with `kept` nodes below it.
  */
 export interface Draft {
   tree: TokenTree;
@@ -71,10 +70,9 @@ export interface Draft {
   steps: number;
   ahead: boolean;
   kept: number;
-  chain: boolean;
 }
 
-export const NO_DRAFT: Draft = { tree: TokenTree.EMPTY, scores: [], steps: 0, ahead: false, kept: 0, chain: false };
+export const NO_DRAFT: Draft = { tree: TokenTree.EMPTY, scores: [], steps: 0, ahead: false, kept: 0 };
 
 /**
  * The parts of a bundle that the drafter needs. draftIds: target token id of each row of the LM head; confidenceTemperature:
@@ -204,7 +202,7 @@ export class Drafter {
       if (!(await this.widen(growth, shape.breadth, depth, worst, shape.gain))) break;
     }
     const [tree, scores] = growth.best(shape.nodes, depth);
-    return { tree, scores, steps: this.steps - before, ahead: there !== null, kept, chain: false };
+    return { tree, scores, steps: this.steps - before, ahead: there !== null, kept };
   }
 
   /**

@@ -2,6 +2,7 @@
 
 import type { FinishReason } from "../protocol/ending.js";
 import type { ClientMessage } from "../protocol/messages.js";
+import type { Arm } from "../speed/settled.js";
 import type { TreeSize } from "../speed/tuning.js";
 import type { PauseReason, Writer } from "./states.js";
 
@@ -30,13 +31,13 @@ export interface DraftChain {
 }
 
 /**
- * Draft a tree below `prefix` that is not sent, to compare it with the stream. Answer with `Session.treeCompared`. chain:
- * instead of a tree, the understudy drafts a chain of this many tokens, see DraftChain.
+ * Draft a tree below `prefix` that is not sent, to compare it with the stream. Answer with `Session.treeCompared`. arm:
+ * "chain": instead of a tree, the understudy drafts a chain of `nodes` tokens, see DraftChain.
  */
 export interface Compare extends TreeSize {
   type: "Compare";
   prefix: number[];
-  chain?: number;
+  arm: Arm;
 }
 
 /** Let `writer` write one token after `prefix`; answer with `Session.tokenWritten`. */

@@ -1,13 +1,14 @@
 /** The present job of drafter or understudy, and whether results are still wanted. */
 
 import type { Draft } from "../drafting/drafter.js";
+import type { Arm } from "../speed/settled.js";
 import type { Writer } from "./states.js";
 
 export class JobSlot {
   /** The writer that has a job of this answer. */
   busy: Writer | null = null;
-  /** The tree to send next. */
-  ready: Draft | null = null;
+  /** The tree or chain to send next, and which it is. */
+  ready: [Arm, Draft] | null = null;
   /** Version of the request; the result of a job with another version is stale. Only this class changes it. */
   version = 0;
 

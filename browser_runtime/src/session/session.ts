@@ -18,8 +18,7 @@ import type { FinishReason } from "../protocol/ending.js";
 import { computesIn, type ServerMessage, type Welcome } from "../protocol/messages.js";
 import type { RowShape } from "../protocol/rows.js";
 import { TokenTree } from "../protocol/tree.js";
-import type { Mode } from "../speed/controller.js";
-import type { Settled } from "../speed/settled.js";
+import type { Arm, Settled } from "../speed/settled.js";
 import type { Tuning } from "../speed/tuning.js";
 import type { Action, ReadText, Send } from "./actions.js";
 import type { RowsSeen } from "./featureRows.js";
@@ -59,7 +58,7 @@ export class Session {
   readonly verifier: VerifierState;
   readonly offline: OfflineWriter;
   readonly job = new JobSlot();
-  mode: Mode = "tree";
+  arm: Arm = "tree";
   finished: FinishReason | null = null;
 
   constructor(readonly setup: SessionSetup) {
@@ -105,10 +104,9 @@ export class Session {
    */
   get draftsAhead(): Writer | null {
     const request = this.verifier.inFlight;
-    if (!request?.tree.size || this.provisional.length || this.job.busy) return null;
-    const chain = request.kind === "chain";
-    if (!this.tuning.draftsAhead(chain)) return null;
-    return chain ? "understudy" : "drafter";
+    if (!request?.arm || !request.tree.size || this.provisional.length || this.job.busy) return null;
+    if (!this.tuning.draftsAhead(request.arm)) return null;
+    return request.arm === "chain" ? "understudy" : "drafter";
   }
 
   // --- events ---
@@ -116,7 +114,7 @@ export class Session {
   /** Begin. Drafting starts at once, so that the first tree is ready when the link is. */
   start(now: number): Action[] {
     this.verifier.heard = now;
-    if (targetFirst(this.policy)) this.mode = this.tuning.begin();
+    if (targetFirst(this.policy)) this.arm = this.tuning.begin();
     if (this.text.over) return this.complete();
     if (this.offline.deviceOnly) return this.goOffline(now, now);
     if (!this.verifier.linked) this.verifier.connectBy = now + this.setup.patience.connect;
@@ -134,7 +132,7 @@ export class Session {
     const actions: Action[] = [];
     if (rtt !== null) {
       this.tuning.linked(welcome, rtt);
-      if (targetFirst(this.policy)) actions.push(...this.setMode(this.tuning.begin(), now));
+      if (targetFirst(this.policy)) actions.push(...this.setArm(this.tuning.begin(), now));
     }
     const supported = this.verifier.linkUp(welcome, now);
     this.text.limit = Math.min(this.ownLimit, this.verifier.context);
@@ -173,14 +171,14 @@ export class Session {
   /** Take a tree (the answer to DraftTree) or a chain (to DraftChain), drafted in `seconds`. */
   treeReady(draft: Draft, version: number, now: number, seconds = 0): Action[] {
     const current = version === this.job.version;
-    this.job.done();
-    this.tuning.drafted(draft, seconds, current);
-    this.stats.drafted(draft);
-    if (current) this.job.ready = this.tuning.worthSending(draft);
+    const arm = this.job.done() === "understudy" ? "chain" : "tree";
+    this.tuning.drafted(arm, draft, seconds, current);
+    this.stats.drafted(arm, draft);
+    if (current) this.job.ready = [arm, this.tuning.worthSending(arm, draft)];
     return this.next(now);
   }
 
-  /** Take a tree below the first `base` tokens, drafted in `seconds` (the answer to Compare). */
+  /** Take what was drafted below the first `base` tokens, in `seconds` (the answer to Compare). */
   treeCompared(draft: Draft, base: number, seconds: number): Action[] {
     this.tuning.compared(draft, base, seconds);
     return [];
@@ -256,10 +254,10 @@ export class Session {
     }
   }
 
-  /** Switch to draft trees, or let the target stream. */
-  setMode(mode: Mode, now: number): Action[] {
-    if (mode === this.mode || this.finished) return [];
-    this.mode = mode;
+  /** Switch to trees or chains, or let the target stream. */
+  setArm(arm: Arm, now: number): Action[] {
+    if (arm === this.arm || this.finished) return [];
+    this.arm = arm;
     this.job.discard();
     // a stream ends by CANCEL; OPEN tells how much of it arrived
     return this.verifier.streams ? [...this.verifier.cancel(), ...this.open(now)] : this.next(now);
@@ -306,20 +304,20 @@ export class Session {
     const { verifier, text, job } = this;
     if (verifier.canAsk && text.provisional.length) return [this.catchUp(now), ...this.write(now)];
     if (this.offline.writesFirst) return this.write(now);
-    if (verifier.canAsk && this.mode === "stream") {
+    if (verifier.canAsk && this.arm === "stream") {
       return [this.ask(verifier.generate(text.committed.length, text.limit - text.committed.length, now))];
     }
     if (verifier.canAsk && job.ready) {
-      const asked = this.verify(job.ready, now);
+      const asked = this.verify(...job.ready, now);
       return job.busy ? [asked] : [asked, { type: "DraftAhead", version: job.version }];
     }
-    if (verifier.canAsk && !verifier.seq) return [this.verify(NO_DRAFT, now)];
+    if (verifier.canAsk && !verifier.seq) return [this.verify("tree", NO_DRAFT, now)];
     if (this.offline.active) {
       const written = this.write(now);
       if (written.length || !verifier.canAsk) return written;
     }
     const idle = !job.busy && !job.ready && !verifier.inFlight;
-    return idle && this.mode === "tree" ? this.draft() : [];
+    return idle && this.arm !== "stream" ? this.draft() : [];
   }
 
   /** Have a tree drafted, or a chain by the understudy. */
@@ -329,17 +327,14 @@ export class Session {
     const version = this.job.take(tokens ? "understudy" : "drafter");
     const prefix = [...this.committed];
     if (!tokens) return [{ type: "DraftTree", prefix, version, ...this.tuning.treeSize(nodes, room) }];
-    const beside = this.tuning.besideChain();
-    const chain = { type: "DraftChain", prefix: this.offline.readToDraft(prefix), version, tokens } as const;
-    return beside ? [chain, { type: "Compare", prefix, ...beside }] : [chain];
+    return [{ type: "DraftChain", prefix: this.offline.readToDraft(prefix), version, tokens }, ...this.compare()];
   }
 
-  private verify(draft: Draft, now: number): Send {
+  private verify(arm: Arm, draft: Draft, now: number): Send {
     this.job.ready = null;
-    this.tuning.asked(now, draft.chain);
+    this.tuning.asked(arm, now);
     const tree = draft.tree.pruned(this.verifier.maxNodes, this.text.room); // it may be older than the verifier's limits
-    const kind = draft.chain ? "chain" : "tree";
-    return this.ask(this.verifier.verify(kind, tree, this.committed.length, now, draft.scores));
+    return this.ask(this.verifier.verify(arm, tree, this.committed.length, now, draft.scores));
   }
 
   /** Have the provisional text verified. */
@@ -347,7 +342,7 @@ export class Session {
     const { verifier, committed } = this;
     const levels = Math.max(0, Math.min(verifier.maxNodes, verifier.context - committed.length));
     const chain = TokenTree.chain(this.provisional.slice(0, levels));
-    return this.ask(verifier.verify("catch up", chain, committed.length, now));
+    return this.ask(verifier.verify(null, chain, committed.length, now));
   }
 
   private ask(request: Send): Send {
@@ -410,18 +405,16 @@ export class Session {
     return [...actions, ...this.choose(now), ...this.next(now)];
   }
 
-  /** Beside a stream, now and then, have a tree or a chain drafted that is not sent. */
+  /** Beside a stream or chains, now and then, have a tree or a chain drafted that is not sent. */
   private compare(): Action[] {
-    const size = this.tuning.comparison(this.stats.streamed, this.offline.drafts);
-    if (size === null) return [];
-    const bounds = typeof size === "number" ? { nodes: 0, depth: 0, gain: null, chain: size } : size;
-    return [{ type: "Compare", prefix: [...this.committed], ...bounds }];
+    const compared = this.tuning.comparison(this.offline.drafts);
+    return compared ? [{ type: "Compare", prefix: [...this.committed], ...compared }] : [];
   }
 
-  /** Choose tree or stream from here on. */
+  /** Choose the arm from here on. */
   private choose(now: number): Action[] {
     if (this.finished || !targetFirst(this.policy)) return [];
-    return this.setMode(this.tuning.choose(this.offline.drafts), now);
+    return this.setArm(this.tuning.choose(this.offline.drafts), now);
   }
 
   /** Take rows of positions `start` and on; of a verdict's, `limit` belong to our text. */

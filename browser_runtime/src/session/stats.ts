@@ -1,7 +1,7 @@
 /** Counts that a session keeps of its answer. */
 
 import type { Draft } from "../drafting/drafter.js";
-import { type Settled, wasDrafted } from "../speed/settled.js";
+import { type Arm, type Settled, wasDrafted } from "../speed/settled.js";
 
 /** Counts of one answer; seconds are as the driver measured them. */
 export class SessionStats {
@@ -36,8 +36,8 @@ export class SessionStats {
   opens = 0;
 
   /** Count a drafted tree. The first one of an answer could not be drafted ahead. */
-  drafted(draft: Draft): void {
-    if (!this.rounds || draft.chain) return;
+  drafted(arm: Arm, draft: Draft): void {
+    if (!this.rounds || arm === "chain") return;
     this.aheadRounds++;
     this.aheadHits += draft.ahead ? 1 : 0;
     this.aheadUsed += draft.kept;
@@ -45,7 +45,7 @@ export class SessionStats {
 
   /** Count a verdict with `fresh` tokens. catchingUp: provisional text followed it. */
   settled(settled: Settled, fresh: number, catchingUp: boolean): void {
-    if (settled.kind === "stream") {
+    if (settled.arm === "stream") {
       this.streamed += fresh;
       return;
     }
@@ -57,8 +57,8 @@ export class SessionStats {
       this.catchUpRounds++;
     } else {
       this.rounds++;
-      this.chains += settled.kind === "chain" ? 1 : 0;
-      this.chained += settled.kind === "chain" ? fresh - 1 : 0;
+      this.chains += settled.arm === "chain" ? 1 : 0;
+      this.chained += settled.arm === "chain" ? fresh - 1 : 0;
       this.accepted += fresh - 1;
       this.nodes += settled.tree.size;
     }

@@ -16,7 +16,7 @@ import {
 import type { Sampling } from "../protocol/sampling.js";
 import { MAX_NODES, TokenTree } from "../protocol/tree.js";
 import { packIds, packTree } from "../protocol/wire.js";
-import type { Requested, RequestKind, Settled } from "../speed/settled.js";
+import type { Arm, Requested, Settled } from "../speed/settled.js";
 import type { Action, Send } from "./actions.js";
 import { type Patience, RoundTimer } from "./timeouts.js";
 
@@ -39,6 +39,12 @@ export type Deadline = "connect" | "give up" | "retry" | "reply" | "renew";
 export type Refusal = "ignore" | "reopen" | "retry" | "fatal" | "full";
 
 /**
+ * How well the verdicts of a stream have timed its tokens so far. silent: no token has come. untimed: tokens have come,
+ * without a time. first: the first one carried its step's time. running: so did a later one.
+ */
+type StreamClock = "silent" | "untimed" | "first" | "running";
+
+/**
  * A request whose reply is awaited. sent, due: when it was sent, and when its reply is overdue; `sent` of a running stream
  * is when its last token came.
  */
@@ -46,6 +52,7 @@ export interface InFlight extends Requested {
   seq: number;
   sent: number;
   due: number;
+  clock: StreamClock;
 }
 
 /** stream, sessionId, sampling, constraint: as on the wire. timer: of rounds; it outlives the answer. */
@@ -102,7 +109,7 @@ export class VerifierState {
 
   /** The target streams: its next token is awaited. */
   get streams(): boolean {
-    return this.inFlight?.kind === "stream";
+    return this.inFlight?.arm === "stream";
   }
 
   /** The arithmetic that the link should look for. */
@@ -168,8 +175,8 @@ export class VerifierState {
   }
 
   /** VERIFY `tree` below the first `base` tokens. */
-  verify(kind: RequestKind, tree: TokenTree, base: number, now: number, scores: readonly number[] = []): Send {
-    this.start(kind, tree, now, scores);
+  verify(arm: Arm | null, tree: TokenTree, base: number, now: number, scores: readonly number[] = []): Send {
+    this.start(arm, tree, now, scores);
     const [{ stream }, { seq }] = [this.setup, this];
     return { type: "Send", message: { type: "Verify", stream, seq, baseLen: base, ...packTree(tree) } };
   }
@@ -195,8 +202,8 @@ export class VerifierState {
   settle(verdict: Verdict, base: number, now: number): Settled | null {
     const request = this.inFlight;
     if (!request || verdict.seq !== request.seq || verdict.baseLen !== base) return null;
-    const { kind, tree, scores, afterOpen, clock } = request;
-    const [streams, timed] = [kind === "stream", verdict.engineUs > 0];
+    const { arm, tree, scores, afterOpen, clock } = request;
+    const [streams, timed] = [arm === "stream", verdict.engineUs > 0];
     const sameStep = (clock === "first" || clock === "running") && !timed;
     if (!afterOpen && !sameStep) (streams ? this.gaps : this.setup.timer).add(now - request.sent);
     this.inFlight = streams ? this.awaitingMore(request, timed, now) : null;
@@ -205,13 +212,14 @@ export class VerifierState {
     const accepted = [...verdict.accepted];
     const path = accepted.filter(node => node < tree.size).map(node => tree.tokens[node]);
     return {
-      ...{ kind, tree, scores, afterOpen, clock, sameStep, accepted },
+      ...{ arm, tree, scores, afterOpen, sameStep, accepted },
       tokens: [...path, verdict.bonus],
       wait: now - request.sent,
       engine: verdict.engineUs / 1e6,
       queue: verdict.queueUs / 1e6,
       ended: verdict.finish !== FINISH_NONE,
       late: now >= request.due,
+      askedFor: clock === "silent" || (clock === "first" && sameStep),
     };
   }
 
@@ -222,14 +230,14 @@ export class VerifierState {
     return { ...request, sent: now, due: now + this.gaps.timeout(), afterOpen: false, clock };
   }
 
-  private start(kind: RequestKind, tree: TokenTree, sent: number, scores: readonly number[]): void {
+  private start(arm: Arm | null, tree: TokenTree, sent: number, scores: readonly number[]): void {
     this.seq++;
     const afterOpen = this.freshOpen;
     this.freshOpen = false;
     const wait = afterOpen
       ? Math.max(this.setup.timer.timeout(), this.setup.patience.open)
       : this.setup.timer.timeout();
-    this.inFlight = { seq: this.seq, kind, tree, sent, due: sent + wait, afterOpen, scores, clock: "silent" };
+    this.inFlight = { seq: this.seq, arm, tree, sent, due: sent + wait, afterOpen, scores, clock: "silent" };
   }
 
   // --- refusals ---

@@ -1,86 +1,104 @@
-/** Tree or stream: whichever promises more tokens per second, with hysteresis. */
+/** Which arm writes: whichever promises most tokens per second, and now and then another one, to know what it brings. */
 
+import { best, EVERY, type Rates } from "./explorer.js";
 import { Pace } from "./pace.js";
-
-/** How the device uses the target: to verify draft trees, or to write by itself. */
-export type Mode = "tree" | "stream";
+import type { Arm } from "./settled.js";
 
 /**
- * Beside a stream, trees are drafted for comparison. Beside trees, only the verifier's curve tells how long a stream's
- * tokens take, and the curve may be wrong: so now and then, where a stream could be the better mode, one is tried.
+ * Share of the drafting arms' rate from which on an answer begins as a stream: beside a stream the device learns what trees
+ * would bring; beside trees it learns nothing of a stream.
+ */
+const WORTH_BEGINNING = 0.85;
+
+/**
+ * Chooses with hysteresis, from the measurements of `pace`. pinned: always this arm; trees and chains are one then.
+ *
+ * While streaming, the device drafts trees and chains for comparison. While drafting trees, it knows a stream's time per
+ * token only from the verifier's curve, which may be wrong, and nothing of chains: so it tries them now and then.
  */
 export class Controller {
-  mode: Mode = "tree";
-  private trials = 0;
-  /** Tokens left of the trial under way. */
-  private trial = 0;
+  arm: Arm = "tree";
+  /** Steps that are left of a trial, the arm before it, and steps in which another arm promised more. */
+  trial = 0;
+  private home: Arm = "tree";
   private better = 0;
-  /** Seconds that a trial may cost. */
-  private saved = 0;
 
-  /** pinned: always this one. */
   constructor(
     readonly pace = new Pace(),
-    public pinned: Mode | null = null,
+    public pinned: Arm | null = null,
   ) {}
 
   /**
-   * The mode of an answer: trees, unless a stream is faster by the margin in answers of usual length.
-   *
-   * unknown: nothing tells of this answer yet; otherwise it goes on, on a new link, without hysteresis.
+   * The arm of an answer: a stream if it is nearly as fast as the others. unknown: nothing tells of this answer yet; otherwise
+   * it goes on, on a new link, without hysteresis.
    */
-  begin(unknown = true): Mode {
-    const { config } = this.pace;
+  begin(unknown = true): Arm {
     if (!unknown) {
-      this.better = config.tokensToLeaveStream;
+      this.better = EVERY;
       return this.choose();
     }
-    if (this.trial) this.mode = "tree";
+    const before = this.trial ? this.home : this.arm;
     this.trial = this.better = 0;
     this.pace.forgetAnswer();
-    const stream = this.pace.streamRate();
-    const least = this.pace.uneven ? config.worthBeginning : config.margin;
-    if (this.pinned === null && stream !== null)
-      this.mode = stream > least * this.pace.usualDraftRate() ? "stream" : "tree";
-    return this.pinned ?? this.mode;
+    const rates = this.rates();
+    const stream = rates.get("stream");
+    if (stream !== undefined) rates.set("stream", stream / WORTH_BEGINNING);
+    this.arm = best(rates, before, 1);
+    return this.arm;
   }
 
-  /** After every verdict. */
-  choose(): Mode {
-    if (this.pinned) return this.pinned;
-    const { config } = this.pace;
-    const [stream, tree] = [this.pace.streamRate(), this.pace.draftRate()];
-    if (stream === null) return this.mode;
+  /** After every verdict, a step. */
+  choose(): Arm {
+    const rates = this.rates();
     if (this.trial) {
-      this.trial--;
-      if (!this.trial) this.endTrial(stream > config.margin * tree);
-      return this.mode;
+      if (!--this.trial) this.switch(best(rates, this.home));
+      return this.arm;
     }
-    const inTrees = this.mode === "tree";
-    const [now, other] = inTrees ? [tree, stream] : [stream, this.pace.usualDraftRate()];
-    this.better = other > config.margin * now ? this.better + 1 : 0;
-    if (this.better >= (inTrees ? config.roundsToLeaveTrees : config.tokensToLeaveStream)) {
-      this.mode = inTrees ? "stream" : "tree";
-      this.better = 0;
-    } else if (inTrees && stream > config.worthATrial * tree) {
-      this.maybeTry();
-    }
-    return this.mode;
+    const other = best(rates, this.arm);
+    // a delayed token is followed by a burst: a stream is not left for a few of them
+    this.better = other === this.arm ? 0 : this.better + 1;
+    if (this.better >= (this.arm === "stream" && rates.has("stream") ? EVERY : 1)) this.switch(other);
+    else if (this.arm !== "stream") this.maybeTry(rates);
+    return this.arm;
   }
 
-  /** Begin a trial if enough was saved for it. */
-  private maybeTry(): void {
-    const { config } = this.pace;
-    this.saved += config.trialShare * this.pace.round();
-    if (this.saved <= this.pace.trialCost() * 2 ** Math.min(this.trials, config.trialHalvings)) return;
-    this.mode = "stream";
-    this.trial = config.trialTokens;
-    this.saved = 0;
-    this.trials++;
+  /** Whether to draft for `arm` beside the one in use. first: nothing else tells of this answer yet. */
+  compares(arm: Arm, first: boolean): boolean {
+    const { explorer, compared } = this.pace;
+    if (this.arm === "chain") return explorer.due(arm, 0, 1); // the drafter is idle
+    const rates = this.pace.rates();
+    const [now, other] = [rates.get(this.arm), rates.get(arm)];
+    return explorer.due(arm, compared, now !== undefined && other !== undefined && !first ? now / other : 1);
   }
 
-  private endTrial(better: boolean): void {
+  private rates(): Rates {
+    const rates = this.pace.rates();
+    if (this.pinned === "stream") return new Map([["stream", rates.get("stream") ?? Number.POSITIVE_INFINITY]]);
+    if (this.pinned) rates.delete("stream");
+    return rates;
+  }
+
+  private switch(arm: Arm): void {
+    this.arm = arm;
     this.better = 0;
-    if (!better) this.mode = "tree";
+  }
+
+  /** Try a stream for a few tokens, or one chain, if it is due. */
+  private maybeTry(rates: Rates): void {
+    const { costs, chain, explorer } = this.pace;
+    const [now, chains, stream] = [rates.get(this.arm)!, rates.get("chain"), rates.get("stream")];
+    const due = (rate: number) => explorer.due("chain", costs.round(1) * Math.max(0, 1 - rate / now), now / rate);
+    if (this.arm === "tree" && chain.ready && (chains === undefined || due(chains))) {
+      this.try("chain", 1);
+    } else if (stream !== undefined) {
+      const cost = costs.round(0) - costs.step(0) + EVERY * Math.max(0, 1 / stream - 1 / now);
+      if (explorer.due("stream", cost, now / stream)) this.try("stream", EVERY);
+    }
+  }
+
+  private try(arm: Arm, steps: number): void {
+    this.home = this.arm;
+    this.trial = steps;
+    this.switch(arm);
   }
 }

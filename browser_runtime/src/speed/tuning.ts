@@ -1,12 +1,12 @@
-/** Choices for one answer, made from measurements: tree or stream, the tree's size, what else to draft. Pure. */
+/** Choices for one answer, made from measurements: the arm, the tree's size, what else to draft. Pure. */
 
 import { type Draft, type TreeShape, treeShape } from "../drafting/drafter.js";
 import type { Welcome } from "../protocol/messages.js";
 import { MAX_NODES, ROOT, type TokenTree } from "../protocol/tree.js";
-import { FIRST_TOKENS, MOST_TOKENS } from "./chains.js";
-import { Controller, type Mode } from "./controller.js";
+import { FIRST_TOKENS, MOST_TOKENS } from "./arms.js";
+import { Controller } from "./controller.js";
 import type { Pace } from "./pace.js";
-import { type Settled, wasDrafted } from "./settled.js";
+import { type Arm, type Settled, wasDrafted } from "./settled.js";
 
 /** The largest trees where no others are asked for: as many nodes as a frame of 256 bytes holds. */
 export const LARGEST = treeShape({ nodes: 48 });
@@ -26,7 +26,7 @@ export interface TuningOptions {
   ahead?: boolean | null;
 }
 
-/** Choices of one answer. controller: measurements and mode, which outlive it. */
+/** Choices of one answer. controller: measurements and arm, which outlive it. */
 export class Tuning {
   readonly largest: TreeShape;
   private readonly shaping: boolean;
@@ -34,18 +34,12 @@ export class Tuning {
   /** When the last verdict came, until a tree is sent. behindTree: on a tree; else the drafter reads what is new to it. */
   private verdictAt: number | null = null;
   private behindTree = false;
+  /** What is being drafted for comparison. */
+  private comparing: Arm | null = null;
   /** A tree or a chain for comparison alone, below the first `base` tokens, whose outcome is not known yet. */
-  private comparing: { draft: Draft; base: number; seconds: number } | null = null;
-  /** One is under way; was since the last token. */
-  private drafting = false;
-  private beside = false;
+  private outcome: { arm: Arm; draft: Draft; base: number; seconds: number } | null = null;
   /** What trees bring in this answer is known from others alone. */
   private untold = true;
-  /** The last tree was the understudy's chain; that is what is to be compared next, if it can be. */
-  private chained = false;
-  private chainNext = true;
-  /** A chain for comparison is under way. */
-  private comparingChain = false;
   /** The understudy found nothing to draft in this answer. */
   private barren = false;
 
@@ -57,7 +51,7 @@ export class Tuning {
     this.shaping = options.shaping ?? true;
     this.ahead = options.ahead ?? null;
     this.pace.ahead.fixed = this.ahead !== null;
-    this.pace.chains.ready = false;
+    this.pace.chain.ready = false; // it has to read the text first
   }
 
   get pace(): Pace {
@@ -74,71 +68,73 @@ export class Tuning {
   /**
    * Drafting `draft` took `seconds`. Before a first tree the drafter had something to read. wanted: it was not given up.
    */
-  drafted(draft: Draft, seconds: number, wanted: boolean): void {
-    if (draft.chain) {
+  drafted(arm: Arm, draft: Draft, seconds: number, wanted: boolean): void {
+    if (arm === "chain") {
       if (wanted && !draft.tree.size) this.barren = true;
-      this.pace.chains.drafted(draft.steps, seconds);
-    } else this.pace.drafted(seconds, draft.steps, this.behindTree && !draft.ahead);
+      this.pace.chain.drafted(draft.steps, seconds);
+    } else this.pace.tree.drafted(seconds, draft.steps);
   }
 
-  /** A drafted tree was sent: since the last verdict, reading and drafting was all that happened. */
-  asked(now: number, chain = false): void {
-    if (this.verdictAt !== null && !chain) this.pace[this.behindTree ? "waited" : "prepared"](now - this.verdictAt);
+  /** What was drafted was sent: since the last verdict, reading and drafting was all that happened. */
+  asked(arm: Arm, now: number): void {
+    if (this.verdictAt !== null && arm === "tree") {
+      if (this.behindTree) this.pace.waited(now - this.verdictAt);
+      else this.pace.prepared();
+    }
     this.verdictAt = null; // one that is sent again, behind an outage, tells nothing
   }
 
   /** A verdict came. One that is late says nothing of the link. */
   answered(settled: Settled, now: number): void {
-    const { kind, tree, accepted, wait, engine, queue, sameStep } = settled;
+    const { arm, tree, accepted, wait, engine, queue } = settled;
     this.verdictAt = now;
     this.behindTree = false;
-    if (kind === "stream") {
-      // the first token had to be asked for; those of its step say nothing without it
-      if (settled.clock === "silent" || (sameStep && settled.clock !== "running")) return;
-      this.pace.streamed(wait, engine, settled.late, this.beside, sameStep);
-      this.beside = this.drafting;
+    if (arm === "stream") {
+      if (!settled.askedFor) this.pace.streamed(wait, engine, settled.late, settled.sameStep);
     } else if (wasDrafted(settled)) {
       this.untold = false;
-      this.behindTree = kind === "tree";
+      this.behindTree = arm === "tree";
       if (settled.late) return;
-      if (kind === "tree") this.pace.verified(tree, settled.scores, accepted.length, wait, engine, queue);
+      if (arm === "tree") this.pace.verified(tree, settled.scores, accepted.length, wait, engine, queue);
       else this.pace.chainVerified(tree.size, accepted.length, wait, engine, queue, settled.ended);
     }
   }
 
-  /** A tree for comparison, empty if it tells nothing, below the first `base` tokens; drafting it took `seconds`. */
+  /** What was drafted for comparison, empty if it tells nothing, below the first `base` tokens, in `seconds`. */
   compared(draft: Draft, base: number, seconds: number): void {
-    this.comparing = draft.chain || draft.tree.size ? { draft, base, seconds } : null;
-    this.drafting = this.comparingChain = false;
-    if (draft.chain) this.pace.chains.drafted(draft.steps, seconds);
+    const arm = this.comparing ?? "tree";
+    this.comparing = null;
+    this.outcome = draft.tree.size ? { arm, draft, base, seconds } : null;
+    if (arm === "chain") this.pace.chain.drafted(draft.steps, seconds);
   }
 
   /** The text is `tokens` now. What came of the tree for comparison is measured once it is known. */
   committed(tokens: readonly number[]): void {
-    if (!this.comparing) return;
-    const draft = this.worthSending(this.comparing.draft);
-    const path = foreseen(draft.tree, tokens.slice(this.comparing.base));
+    if (!this.outcome) return;
+    const { arm, base, seconds } = this.outcome;
+    const draft = this.worthSending(arm, this.outcome.draft);
+    const path = foreseen(draft.tree, tokens.slice(base));
     if (!path) return;
-    if (draft.chain) this.pace.chains.verified(draft.tree.size, path.length);
-    else this.pace.foreseen(draft.tree, draft.scores, path.length, this.comparing.seconds);
-    this.comparing = null;
+    if (arm === "chain") this.pace.chain.verified(draft.tree.size, path.length);
+    else this.pace.foreseen(draft.tree, draft.scores, path.length, seconds);
+    this.outcome = null;
   }
 
   /** The understudy drafts nothing more, and not what was asked for. */
   understudyFailed(): void {
-    this.pace.chains.ready = false;
-    if (this.comparingChain) this.drafting = this.comparingChain = false;
+    this.pace.chain.ready = false;
+    if (this.comparing === "chain") this.comparing = null;
   }
 
   // --- what follows ---
 
-  /** The mode of an answer, or of its rest on a new link. */
-  begin(): Mode {
+  /** The arm of an answer, or of its rest on a new link. */
+  begin(): Arm {
     return this.controller.begin(this.untold);
   }
 
-  /** The mode after a verdict. drafts: the understudy can draft. */
-  choose(drafts: boolean): Mode {
+  /** The arm after a verdict. drafts: the understudy can draft. */
+  choose(drafts: boolean): Arm {
     this.offer(drafts);
     return this.controller.choose();
   }
@@ -148,7 +144,8 @@ export class Tuning {
     const most = Math.min(this.largest.nodes, nodes);
     const levels = Math.min(this.largest.depth, depth);
     if (!this.shaping) return { nodes: most, depth: levels, gain: null };
-    return { nodes: Math.min(most, this.pace.worthDrafting()), depth: levels, gain: this.pace.gain() };
+    const { tree, costs } = this.pace;
+    return { nodes: Math.min(most, tree.worthDrafting()), depth: levels, gain: tree.gain(costs) };
   }
 
   /**
@@ -158,58 +155,50 @@ export class Tuning {
    */
   chain(most: number, room: number, ready: boolean, alone = false): number {
     this.offer(ready);
-    this.pace.chains.most = most;
+    const { chain, costs } = this.pace;
     const fits = Math.min(most, room);
-    let length = fits > 1 ? Math.min(fits, this.pace.chain(this.chained)) : 0;
-    if (alone && ready && !this.shaping && !this.barren) length = Math.min(fits, this.largest.depth, MOST_TOKENS);
-    this.chained = length > 0;
-    return length;
+    chain.most = most;
+    if (fits < 2) return 0;
+    if (alone && ready && !this.shaping && !this.barren) return Math.min(fits, this.largest.depth, MOST_TOKENS);
+    if (!chain.ready || this.controller.arm !== "chain") return 0;
+    return Math.min(fits, this.controller.trial ? FIRST_TOKENS : chain.best(costs).length);
   }
 
   /** Record whether chains are available. ready: the understudy can draft. */
   private offer(ready: boolean): void {
-    this.pace.chains.ready = ready && this.shaping && !this.barren;
-  }
-
-  /** A chain is drafted: now and then a tree too, of this size, so that what trees bring stays known. */
-  besideChain(): TreeSize | null {
-    if (this.comparing || this.drafting || !this.pace.chains.compares()) return null;
-    this.drafting = true;
-    return this.treeSize(MAX_NODES, this.largest.depth);
+    this.pace.chain.ready = ready && this.shaping && !this.barren;
   }
 
   /** What of a draft is sent. */
-  worthSending(draft: Draft): Draft {
-    if (draft.chain) return draft;
-    const count = this.shaping ? this.pace.worthSending(draft.tree, draft.scores) : draft.tree.size;
+  worthSending(arm: Arm, draft: Draft): Draft {
+    if (arm === "chain") return draft;
+    const { tree: trees, costs } = this.pace;
+    const count = this.shaping ? trees.worthSending(draft.tree, draft.scores, costs) : draft.tree.size;
     const tree = draft.tree.pruned(count, MAX_NODES);
     return { ...draft, tree, scores: draft.scores.slice(0, tree.size) };
   }
 
-  /**
-   * Whether to draft on while a verdict is awaited. chain: on one of the understudy, which costs the drafter nothing.
-   */
-  draftsAhead(chain = false): boolean {
-    return this.ahead ?? (chain || this.pace.draftsAhead());
+  /** Whether to draft on while a verdict is awaited: on a chain of the understudy, that costs the drafter nothing. */
+  draftsAhead(arm: Arm): boolean {
+    return this.ahead ?? (arm === "chain" || this.pace.ahead.now);
   }
 
   /**
-   * `streamed` tokens into an answer's streams: the size of a tree to draft beside them now and then, so that tau stays known.
-   * Where the mode is pinned, nothing needs to know it. drafts: the understudy can draft; every second comparison is a chain of
-   * its then: its tokens.
+   * What to draft for comparison beside a stream or a chain now, and its size; null: nothing. Where the arm is pinned, nothing
+   * needs to know it. drafts: the understudy can draft.
    */
-  comparison(streamed: number, drafts = false): TreeSize | number | null {
-    if (this.controller.pinned !== null || !this.pace.compares(streamed, this.untold)) return null;
-    this.drafting = this.beside = true;
+  comparison(drafts = false): (TreeSize & { arm: Arm }) | null {
+    const { controller } = this;
+    if (controller.pinned !== null || this.comparing || controller.arm === "tree") return null;
     this.offer(drafts);
-    if (this.pace.chains.ready && this.chainNext) {
-      this.chainNext = false;
-      this.comparingChain = true;
-      return FIRST_TOKENS;
+    if (controller.arm === "stream" && this.pace.chain.ready && controller.compares("chain", this.untold)) {
+      this.comparing = "chain";
+      return { arm: "chain", nodes: FIRST_TOKENS, depth: FIRST_TOKENS, gain: null };
     }
-    this.chainNext = true;
+    if (!controller.compares("tree", this.untold)) return null;
+    this.comparing = "tree";
     this.untold = false;
-    return this.treeSize(MAX_NODES, this.largest.depth);
+    return { arm: "tree", ...this.treeSize(MAX_NODES, this.largest.depth) };
   }
 }
 

@@ -32,7 +32,7 @@ import dev.outrider.core.session.Patience
 import dev.outrider.core.session.Policy
 import dev.outrider.core.session.UnderstudyUse
 import dev.outrider.core.session.WhoWrites
-import dev.outrider.core.speed.Mode
+import dev.outrider.core.speed.Arm
 import dev.outrider.core.targets.Understudy
 import dev.outrider.testing.FakeEngine
 import java.io.File
@@ -91,7 +91,7 @@ internal fun device(
         transport = if (settings.field<Boolean>("own_transport")) HttpClientTransport() else null,
     )
     val pinned = Pinned(
-        mode = settings.field<String?>("mode")?.let(Mode::valueOf), ahead = settings.field<Boolean?>("ahead"),
+        mode = settings.field<String?>("mode")?.let(Arm::valueOf), ahead = settings.field<Boolean?>("ahead"),
     )
     val server = settings.field<String?>("server")
     try {

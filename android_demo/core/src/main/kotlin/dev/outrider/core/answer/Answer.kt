@@ -25,8 +25,7 @@ import dev.outrider.core.session.Send
 import dev.outrider.core.session.Session
 import dev.outrider.core.session.WriteToken
 import dev.outrider.core.session.Writer
-import dev.outrider.core.speed.ChainSize
-import dev.outrider.core.speed.TreeSize
+import dev.outrider.core.speed.Arm
 import kotlinx.coroutines.ExperimentalCoroutinesApi
 import kotlinx.coroutines.channels.Channel
 import kotlinx.coroutines.flow.FlowCollector
@@ -168,9 +167,9 @@ internal class Answer(
                     release()
                 }
                 is ReadText -> understudyJobs?.read(action)
-                is Compare -> when (val size = action.size) {
-                    is TreeSize -> jobs.compare(action.prefix, size)
-                    is ChainSize -> understudyJobs?.compare(action.prefix, size.tokens)
+                is Compare -> when (action.arm) {
+                    Arm.CHAIN -> understudyJobs?.compare(action.prefix, action.size.nodes)
+                    else -> jobs.compare(action.prefix, action.size)
                 }
                 is DraftAhead -> {
                     jobs.draftAhead()

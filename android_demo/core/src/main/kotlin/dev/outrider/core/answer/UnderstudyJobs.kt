@@ -70,7 +70,7 @@ internal class UnderstudyJobs(
         val before = understudy.drafted
         val (tokens, scores) = understudy.draft(prefix, count, decoding, cancelled)
         val seconds = now() - began
-        return Draft(TokenTree.chain(tokens), scores, understudy.drafted - before, chain = true) to seconds
+        return Draft(TokenTree.chain(tokens), scores, understudy.drafted - before) to seconds
     }
 
     private fun submit(job: (Understudy) -> InboxEvent) = worker.submit { understudy ->

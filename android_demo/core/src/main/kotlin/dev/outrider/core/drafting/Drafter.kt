@@ -44,7 +44,6 @@ internal data class TreeShape(val nodes: Int = 32, val depth: Int = 20, val brea
  * A tree, the log probabilities of its nodes' paths, and its cost.
  *
  * steps: engine steps since it was requested. ahead: its root had been expanded ahead, with [kept] nodes below it.
- * chain: an understudy wrote it, token by token.
  */
 internal data class Draft(
     val tree: TokenTree = TokenTree(),
@@ -52,7 +51,6 @@ internal data class Draft(
     val steps: Int = 0,
     val ahead: Boolean = false,
     val kept: Int = 0,
-    val chain: Boolean = false,
 )
 
 /** A token that the drafter wrote, and its probability. */

@@ -38,7 +38,7 @@ import dev.outrider.core.session.recordOf
 import dev.outrider.core.session.restore
 import dev.outrider.core.speed.Controller
 import dev.outrider.core.speed.LARGEST
-import dev.outrider.core.speed.Mode
+import dev.outrider.core.speed.Arm
 import dev.outrider.core.speed.Pace
 import dev.outrider.core.speed.Tuning
 import dev.outrider.core.targets.Understudy
@@ -111,7 +111,7 @@ internal data class Pinned(
     val shape: TreeShape = LARGEST,
     val shaping: Boolean = true,
     val ahead: Boolean? = null,
-    val mode: Mode? = null,
+    val mode: Arm? = null,
 )
 
 /**

@@ -3,7 +3,7 @@ package dev.outrider.core.session
 
 import dev.outrider.core.protocol.ClientMessage
 import dev.outrider.core.protocol.FinishReason
-import dev.outrider.core.speed.DraftSize
+import dev.outrider.core.speed.Arm
 import dev.outrider.core.speed.TreeSize
 
 internal sealed interface Action
@@ -30,7 +30,7 @@ internal data class DraftChain(val prefix: List<Int>, val version: Int, val toke
  * Draft a tree below [prefix], or a chain of the understudy after it, that is not sent, to compare it with the stream.
  * Answer with [Session.treeCompared].
  */
-internal data class Compare(val prefix: List<Int>, val size: DraftSize) : Action
+internal data class Compare(val prefix: List<Int>, val arm: Arm, val size: TreeSize) : Action
 
 /**
  * Grow the tree that was just sent, while [Session.draftsAhead], until the session's version changes; after a chain,

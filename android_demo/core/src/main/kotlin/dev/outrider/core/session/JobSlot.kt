@@ -1,6 +1,7 @@
 package dev.outrider.core.session
 
 import dev.outrider.core.drafting.Draft
+import dev.outrider.core.speed.Arm
 
 /** The present job of drafter or understudy, and whether results are still wanted. */
 internal class JobSlot {
@@ -8,8 +9,8 @@ internal class JobSlot {
     var busy: Writer? = null
         private set
 
-    /** The tree to send next. */
-    var ready: Draft? = null
+    /** The tree or chain to send next. */
+    var ready: Pair<Arm, Draft>? = null
 
     /** Version of the request; the result of a job with another version is stale. Only this class changes it. */
     @Volatile

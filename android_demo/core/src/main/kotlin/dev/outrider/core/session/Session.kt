@@ -12,8 +12,7 @@ import dev.outrider.core.protocol.Sampling
 import dev.outrider.core.protocol.ServerMessage
 import dev.outrider.core.protocol.Verdict
 import dev.outrider.core.protocol.Welcome
-import dev.outrider.core.speed.Mode
-import dev.outrider.core.speed.RequestKind
+import dev.outrider.core.speed.Arm
 import dev.outrider.core.speed.Settled
 import dev.outrider.core.speed.Tuning
 
@@ -65,7 +64,7 @@ internal class Session(
     internal val job = JobSlot()
     val committed: List<Int> get() = text.committed
     val provisional: List<Int> get() = text.provisional
-    var mode = Mode.TREE
+    var arm = Arm.TREE
         internal set
     @Volatile
     var finished: FinishReason? = null
@@ -85,9 +84,9 @@ internal class Session(
     val draftsAhead: Writer?
         get() {
             val request = verifier.inFlight
-            if (request == null || request.tree.size == 0 || provisional.isNotEmpty() || job.busy != null) return null
-            val writer = if (request.kind == RequestKind.CHAIN) Writer.UNDERSTUDY else Writer.DRAFTER
-            return writer.takeIf { tuning.draftsAhead(chain = it == Writer.UNDERSTUDY) }
+            val arm = request?.arm ?: return null
+            if (request.tree.size == 0 || provisional.isNotEmpty() || job.busy != null) return null
+            return (if (arm == Arm.CHAIN) Writer.UNDERSTUDY else Writer.DRAFTER).takeIf { tuning.draftsAhead(arm) }
         }
 
     // --- events ---
@@ -95,7 +94,7 @@ internal class Session(
     /** Begin. Drafting starts at once, so that the first tree is ready when the link is. */
     fun start(now: Double): List<Action> {
         verifier.heard = now
-        if (policy.targetFirst) mode = tuning.begin()
+        if (policy.targetFirst) arm = tuning.begin()
         if (text.over) return complete()
         if (offline.deviceOnly) return goOffline(now, now)
         if (!verifier.linked) verifier.connectBy = now + patience.connect
@@ -109,7 +108,7 @@ internal class Session(
     fun linkUp(welcome: Welcome, now: Double, rtt: Double? = null): List<Action> {
         if (!welcome.computesIn(verifier.pinned)) return verifier.wanted + linkDown(now, refused = true)
         rtt?.let { tuning.linked(welcome, it) }
-        val actions = if (rtt != null && policy.targetFirst) changeMode(tuning.begin(), now) else emptyList()
+        val actions = if (rtt != null && policy.targetFirst) changeArm(tuning.begin(), now) else emptyList()
         val supported = verifier.linkUp(welcome, now)
         text.limit = minOf(ownLimit, verifier.context)
         offline.accepted()
@@ -140,14 +139,14 @@ internal class Session(
 
     /** Take a tree (the answer to [DraftTree]) or a chain (to [DraftChain]), drafted in [seconds]. */
     fun treeReady(draft: Draft, version: Int, now: Double, seconds: Double = 0.0): List<Action> {
-        job.done()
-        tuning.drafted(draft, seconds, version == job.version)
-        stats.drafted(draft)
-        if (version == job.version) job.ready = tuning.worthSending(draft)
+        val arm = if (job.done() == Writer.UNDERSTUDY) Arm.CHAIN else Arm.TREE
+        tuning.drafted(arm, draft, seconds, version == job.version)
+        stats.drafted(arm, draft)
+        if (version == job.version) job.ready = arm to tuning.worthSending(arm, draft)
         return next(now)
     }
 
-    /** Take a tree below the first [base] tokens, drafted in [seconds] (the answer to [Compare]). */
+    /** Take what was drafted below the first [base] tokens, in [seconds] (the answer to [Compare]). */
     fun treeCompared(draft: Draft, base: Int, seconds: Double): List<Action> =
         emptyList<Action>().also { tuning.compared(draft, base, seconds) }
 
@@ -202,10 +201,10 @@ internal class Session(
         }
     }
 
-    /** Switch to draft trees, or let the target stream. */
-    fun changeMode(mode: Mode, now: Double): List<Action> {
-        if (mode == this.mode || finished != null) return emptyList()
-        this.mode = mode
+    /** Switch to trees or chains, or let the target stream. */
+    fun changeArm(arm: Arm, now: Double): List<Action> {
+        if (arm == this.arm || finished != null) return emptyList()
+        this.arm = arm
         job.discard()
         // a stream ends by CANCEL; OPEN tells how much of it arrived
         return if (verifier.streams) verifier.cancel() + open(now) else next(now)
@@ -248,35 +247,34 @@ internal class Session(
         val base = committed.size
         if (canAsk && provisional.isNotEmpty()) return listOf(verifier.catchUp(provisional, base, now)) + write(now)
         if (offline.writesFirst) return write(now)
-        if (canAsk && mode == Mode.STREAM) return listOf(verifier.generate(base, text.limit - base, now))
+        if (canAsk && arm == Arm.STREAM) return listOf(verifier.generate(base, text.limit - base, now))
         if (canAsk && ready != null) {
             return listOf(verify(ready, now)) + if (job.busy == null) listOf(DraftAhead(job.version)) else emptyList()
         }
-        if (canAsk && verifier.seq == 0L) return listOf(verify(Draft(), now))
+        if (canAsk && verifier.seq == 0L) return listOf(verify(Arm.TREE to Draft(), now))
         if (offline.active) {
             val written = write(now)
             if (written.isNotEmpty() || !canAsk) return written
         }
         val idle = job.busy == null && job.ready == null && verifier.inFlight == null
-        return if (idle && mode == Mode.TREE) draft() else emptyList()
+        return if (idle && arm != Arm.STREAM) draft() else emptyList()
     }
 
     /** Have a tree drafted, or a chain by the understudy. */
     private fun draft(): List<Action> {
-        val chain = tuning.chain(verifier.nodeLimit, text.room, offline.drafts, alone = !drafter)
-        if (chain > 0) {
+        val tokens = tuning.chain(verifier.nodeLimit, text.room, offline.drafts, alone = !drafter)
+        if (tokens > 0) {
             val version = job.take(Writer.UNDERSTUDY)
-            val compare = tuning.besideChain()?.let { listOf(Compare(committed.toList(), it)) }.orEmpty()
-            return listOf(DraftChain(offline.readToDraft(committed), version, chain)) + compare
+            return listOf(DraftChain(offline.readToDraft(committed), version, tokens)) + compare()
         }
         val size = tuning.treeSize(verifier.nodeLimit, text.room)
         return listOf(DraftTree(committed.toList(), job.take(Writer.DRAFTER), size))
     }
 
-    private fun verify(draft: Draft, now: Double): Send {
+    private fun verify(ready: Pair<Arm, Draft>, now: Double): Send {
         job.ready = null
-        tuning.asked(now, draft.chain)
-        return verifier.verify(draft, text.room, committed.size, now)
+        tuning.asked(ready.first, now)
+        return verifier.verify(ready.first, ready.second, text.room, committed.size, now)
     }
 
     /** Request one more provisional token, if one may be written and the answer is not full. */
@@ -325,15 +323,17 @@ internal class Session(
         val actions = own + commit(if (keep) fresh.take(same) else fresh) + offline.stop()
         if (keep) return actions + open(now) + choose(now)
         if (text.over || settled.ended) return actions + complete()
-        // beside a stream, now and then, have a tree or a chain drafted that is not sent
         val streams = policy.targetFirst && verifier.inFlight != null
-        val size = if (streams) tuning.comparison(stats.streamed, offline.drafts) else null
-        return actions + size?.let { listOf(Compare(committed.toList(), it)) }.orEmpty() + choose(now) + next(now)
+        return actions + (if (streams) compare() else emptyList()) + choose(now) + next(now)
     }
 
-    /** Choose tree or stream from here on. */
+    /** Beside a stream or chains, now and then, have a tree or a chain drafted that is not sent. */
+    private fun compare(): List<Action> =
+        tuning.comparison(offline.drafts).map { (arm, size) -> Compare(committed.toList(), arm, size) }
+
+    /** Choose the arm from here on. */
     private fun choose(now: Double): List<Action> =
-        if (finished != null || !policy.targetFirst) emptyList() else changeMode(tuning.choose(offline.drafts), now)
+        if (finished != null || !policy.targetFirst) emptyList() else changeArm(tuning.choose(offline.drafts), now)
 
     /** Take rows of positions [start] and on; of a verdict's, [limit] belong to our text. */
     private fun addRows(start: Int, data: ByteArray, limit: Int = Int.MAX_VALUE) =

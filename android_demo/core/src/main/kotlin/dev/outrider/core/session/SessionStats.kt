@@ -1,7 +1,7 @@
 package dev.outrider.core.session
 
 import dev.outrider.core.drafting.Draft
-import dev.outrider.core.speed.RequestKind
+import dev.outrider.core.speed.Arm
 import dev.outrider.core.speed.Settled
 
 /** Counts that a session keeps of its answer; seconds are as the driver measured them. */
@@ -42,8 +42,8 @@ public class SessionStats internal constructor() {
     public var opens: Int = 0; internal set
 
     /** Count a drafted tree. The first one of an answer could not be drafted ahead. */
-    internal fun drafted(draft: Draft) {
-        if (rounds == 0 || draft.chain) return
+    internal fun drafted(arm: Arm, draft: Draft) {
+        if (rounds == 0 || arm == Arm.CHAIN) return
         aheadRounds++
         if (draft.ahead) aheadHits++
         aheadUsed += draft.kept
@@ -51,7 +51,7 @@ public class SessionStats internal constructor() {
 
     /** Count a verdict with [fresh] tokens. catchingUp: provisional text followed it. */
     internal fun settled(settled: Settled, fresh: Int, catchingUp: Boolean) {
-        if (settled.kind == RequestKind.STREAM) {
+        if (settled.arm == Arm.STREAM) {
             streamed += fresh
             return
         }
@@ -63,7 +63,7 @@ public class SessionStats internal constructor() {
             catchUpRounds++
         } else {
             rounds++
-            if (settled.kind == RequestKind.CHAIN) {
+            if (settled.arm == Arm.CHAIN) {
                 chains++
                 chained += fresh - 1
             }

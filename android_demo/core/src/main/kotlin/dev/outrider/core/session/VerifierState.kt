@@ -22,9 +22,8 @@ import dev.outrider.core.protocol.Verify
 import dev.outrider.core.protocol.Welcome
 import dev.outrider.core.protocol.packIds
 import dev.outrider.core.protocol.packParents
-import dev.outrider.core.speed.RequestKind
+import dev.outrider.core.speed.Arm
 import dev.outrider.core.speed.Settled
-import dev.outrider.core.speed.StreamClock
 
 /** Least seconds until OPEN is sent again, and the number if the verifier names none. */
 private const val RETRY_SECONDS = 1.0
@@ -56,12 +55,18 @@ internal enum class Refusal {
 }
 
 /**
+ * How well the verdicts of a stream have timed its tokens so far: no token has come; tokens have come, without a time;
+ * the first one carried its step's time; so did a later one.
+ */
+internal enum class StreamClock { SILENT, UNTIMED, FIRST, RUNNING }
+
+/**
  * A request whose reply is awaited. sent, due: when it was sent, and when its reply is overdue; [sent] of a running
  * stream is when its last token came. Other fields: see [Settled].
  */
 internal data class InFlight(
     val seq: Long,
-    val kind: RequestKind,
+    val arm: Arm?,
     val tree: TokenTree,
     val sent: Double,
     val due: Double,
@@ -121,7 +126,7 @@ internal class VerifierState(
     val canAsk: Boolean get() = linked && !refused && inFlight == null && retryAt == null
 
     /** The target streams: its next token is awaited. */
-    val streams: Boolean get() = inFlight?.kind == RequestKind.STREAM
+    val streams: Boolean get() = inFlight?.arm == Arm.STREAM
 
     /** The arithmetic that the link should look for. */
     val wanted: List<Action> get() = if (pinned.isEmpty()) emptyList() else listOf(Pin(pinned))
@@ -181,28 +186,27 @@ internal class VerifierState(
     }
 
     /** VERIFY [draft] below the first [base] tokens, if the text has [room] levels. */
-    fun verify(draft: Draft, room: Int, base: Int, now: Double): Send {
-        val kind = if (draft.chain) RequestKind.CHAIN else RequestKind.TREE
+    fun verify(arm: Arm, draft: Draft, room: Int, base: Int, now: Double): Send {
         val tree = draft.tree.pruned(maxNodes, room) // it may be older than the limits
-        return verify(kind, tree, base, now, draft.scores)
+        return verify(arm, tree, base, now, draft.scores)
     }
 
     /** VERIFY [provisional] text after the first [base] tokens. */
     fun catchUp(provisional: List<Int>, base: Int, now: Double): Send {
         val chain = TokenTree.chain(provisional.take(minOf(maxNodes, context - base).coerceAtLeast(0)))
-        return verify(RequestKind.CATCH_UP, chain, base, now)
+        return verify(null, chain, base, now)
     }
 
     private fun verify(
-        kind: RequestKind, tree: TokenTree, base: Int, now: Double, scores: List<Double> = emptyList(),
+        arm: Arm?, tree: TokenTree, base: Int, now: Double, scores: List<Double> = emptyList(),
     ): Send {
-        start(kind, tree, now, scores)
+        start(arm, tree, now, scores)
         return Send(Verify(stream, seq, base, packIds(tree.tokens), packParents(tree)))
     }
 
     /** GENERATE at most [limit] tokens after the first [base]. */
     fun generate(base: Int, limit: Int, now: Double): Send {
-        start(RequestKind.STREAM, TokenTree(), now)
+        start(Arm.STREAM, TokenTree(), now)
         return Send(Generate(stream, seq, base, limit, rows = true))
     }
 
@@ -224,9 +228,10 @@ internal class VerifierState(
         if (verdict.treeBudget > 0) treeBudget = verdict.treeBudget
         val tokens = verdict.path.mapNotNull(request.tree.tokens::getOrNull) + verdict.bonus
         return Settled(
-            request.kind, request.tree, request.scores, verdict.path, tokens, now - request.sent,
+            request.arm, request.tree, request.scores, verdict.path, tokens, now - request.sent,
             1e-6 * verdict.engineUs, 1e-6 * verdict.queueUs, verdict.finish != FINISH_NONE, request.afterOpen,
-            now >= request.due, request.clock, sameStep,
+            now >= request.due, sameStep,
+            request.clock == StreamClock.SILENT || (sameStep && request.clock == StreamClock.FIRST),
         )
     }
 
@@ -240,11 +245,11 @@ internal class VerifierState(
         return request.copy(sent = now, due = now + gaps.timeout(), afterOpen = false, clock = clock)
     }
 
-    private fun start(kind: RequestKind, tree: TokenTree, now: Double, scores: List<Double> = emptyList()) {
+    private fun start(arm: Arm?, tree: TokenTree, now: Double, scores: List<Double> = emptyList()) {
         seq++
         stats.calls++
         val wait = if (freshOpen) maxOf(timer.timeout(), patience.open) else timer.timeout()
-        inFlight = InFlight(seq, kind, tree, now, now + wait, freshOpen, scores)
+        inFlight = InFlight(seq, arm, tree, now, now + wait, freshOpen, scores)
         freshOpen = false
     }
 

@@ -1,80 +1,101 @@
 package dev.outrider.core.speed
 
-/** How the device uses the target: to verify draft trees, or to write by itself. */
-internal enum class Mode { TREE, STREAM }
+/**
+ * Share of the drafting arms' rate from which on an answer begins as a stream: beside a stream the device learns what
+ * trees would bring; beside trees it learns nothing of a stream.
+ */
+private const val WORTH_BEGINNING = 0.85
 
 /**
- * Tree or stream: whichever promises more tokens per second, with hysteresis. pinned: always this one.
+ * Which arm writes: whichever promises most tokens per second, with hysteresis; and now and then another one, to know
+ * what it brings. pinned: always this arm; trees and chains are one then.
  *
- * Beside a stream, trees are drafted for comparison. Beside trees, nothing but the verifier's curve tells how long a
- * stream's tokens take, and that may be wrong: so now and then, where it could be the better one, one is tried.
+ * While streaming, the device drafts trees and chains for comparison. While drafting trees, it knows a stream's time
+ * per token only from the verifier's curve, which may be wrong, and nothing of chains: so it tries them now and then.
  */
-internal class Controller(val pace: Pace, pinned: Mode? = null) {
-    var pinned: Mode? = pinned
-        internal set
-    private val config = pace.config
-    private var mode = Mode.TREE
+internal class Controller(val pace: Pace, var pinned: Arm? = null) {
+    var arm = Arm.TREE
+        private set
+
+    /** Steps that are left of a trial, the arm before it, and steps in which another arm promised more. */
+    var trial = 0
+        private set
+    private var home = Arm.TREE
     private var better = 0
 
-    /** Trials so far, tokens that are left of one, and seconds that the next may cost. */
-    private var trials = 0
-    private var trial = 0
-    private var saved = 0.0
-
     /**
-     * The mode of an answer: trees, unless a stream is faster by the margin in answers of usual length.
+     * The arm of an answer: a stream if it is nearly as fast as the others.
      *
      * unknown: nothing tells of this answer yet; otherwise it goes on, on a new link, without hysteresis.
      */
-    fun begin(unknown: Boolean = true): Mode {
+    fun begin(unknown: Boolean = true): Arm {
         if (!unknown) {
-            better = config.tokensToLeaveStream
+            better = EVERY
             return choose()
         }
-        if (trial > 0) mode = Mode.TREE
+        val before = if (trial > 0) home else arm
         trial = 0
         better = 0
         pace.forgetAnswer()
-        val stream = pace.streamRate()
-        if (pinned == null && stream != null) {
-            val least = if (pace.uneven) config.worthBeginning else config.margin
-            mode = if (stream > least * pace.usualDraftRate()) Mode.STREAM else Mode.TREE
-        }
-        return pinned ?: mode
+        val rates = rates()
+        rates[Arm.STREAM]?.let { rates[Arm.STREAM] = it / WORTH_BEGINNING }
+        arm = best(rates, before, margin = 1.0)
+        return arm
     }
 
-    /** After every verdict. */
-    fun choose(): Mode {
-        pinned?.let { return it }
-        val stream = pace.streamRate() ?: return mode
-        val tree = pace.draftRate()
+    /** After every verdict, a step. */
+    fun choose(): Arm {
+        val rates = rates()
         if (trial > 0) {
-            if (--trial == 0) endTrial(stream > config.margin * tree)
-            return mode
+            if (--trial == 0) switch(best(rates, home))
+            return arm
         }
-        val (now, other) = if (mode == Mode.TREE) tree to stream else stream to pace.usualDraftRate()
-        better = if (other > config.margin * now) better + 1 else 0
-        if (better >= if (mode == Mode.TREE) config.roundsToLeaveTrees else config.tokensToLeaveStream) {
-            mode = if (mode == Mode.TREE) Mode.STREAM else Mode.TREE
-            better = 0
-        } else if (mode == Mode.TREE && stream > config.worthATrial * tree) {
-            maybeTry()
-        }
-        return mode
+        val other = best(rates, arm)
+        // a delayed token is followed by a burst: a stream is not left for a few of them
+        better = if (other != arm) better + 1 else 0
+        if (better >= if (arm == Arm.STREAM && arm in rates) EVERY else 1) switch(other)
+        else if (arm != Arm.STREAM) maybeTry(rates)
+        return arm
     }
 
-    /** Begin a trial if enough was saved for it. */
-    private fun maybeTry() {
-        saved += config.trialShare * pace.round()
-        if (saved <= pace.trialCost() * (1 shl minOf(trials, config.trialHalvings))) return
-        mode = Mode.STREAM
-        trial = config.trialTokens
-        saved = 0.0
-        trials++
+    /** Whether to draft for [arm] beside the one in use. [first]: nothing else tells of this answer yet. */
+    fun compares(arm: Arm, first: Boolean): Boolean {
+        if (this.arm == Arm.CHAIN) return pace.explorer.due(arm.name, 0.0, 1.0) // the drafter is idle
+        val rates = pace.rates()
+        val now = rates[this.arm]
+        val other = rates[arm]
+        val behind = if (now != null && other != null && !first) now / other else 1.0
+        return pace.explorer.due(arm.name, pace.compared, behind)
     }
 
-    private fun endTrial(isBetter: Boolean) {
+    private fun rates(): MutableMap<Arm, Double> {
+        val rates = pace.rates()
+        if (pinned == Arm.STREAM) return mutableMapOf(Arm.STREAM to (rates[Arm.STREAM] ?: Double.POSITIVE_INFINITY))
+        if (pinned != null) rates -= Arm.STREAM
+        return rates
+    }
+
+    private fun switch(arm: Arm) {
+        this.arm = arm
         better = 0
-        if (!isBetter) mode = Mode.TREE
+    }
+
+    /** Try a stream for a few tokens, or one chain, if it is due. */
+    private fun maybeTry(rates: Map<Arm, Double>) {
+        val now = rates.getValue(arm)
+        if (arm == Arm.TREE && pace.chain.ready) {
+            val chain = rates[Arm.CHAIN] ?: return attempt(Arm.CHAIN, 1)
+            val cost = pace.costs.round(1.0) * maxOf(0.0, 1 - chain / now)
+            if (pace.explorer.due(Arm.CHAIN.name, cost, now / chain)) return attempt(Arm.CHAIN, 1)
+        }
+        val stream = rates[Arm.STREAM] ?: return
+        val cost = pace.costs.round(0.0) - pace.costs.step(0.0) + EVERY * maxOf(0.0, 1 / stream - 1 / now)
+        if (pace.explorer.due(Arm.STREAM.name, cost, now / stream)) attempt(Arm.STREAM, EVERY)
+    }
+
+    private fun attempt(arm: Arm, steps: Int) {
+        home = this.arm
+        trial = steps
+        switch(arm)
     }
 }

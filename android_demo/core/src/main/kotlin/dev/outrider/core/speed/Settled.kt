@@ -1,27 +1,22 @@
-/** A request to the verifier after its verdict: the request, its outcome and its duration. */
+/** The ways to have text written, and a request to the verifier after its verdict: its outcome and its duration. */
 package dev.outrider.core.speed
 
 import dev.outrider.core.protocol.TokenTree
 
-/** The kind of a request: to verify a drafter's tree, an understudy's chain or provisional text; to stream. */
-internal enum class RequestKind { TREE, CHAIN, CATCH_UP, STREAM }
+/** How the device uses the target: to verify a drafter's trees, or an understudy's chains; to write alone. */
+internal enum class Arm { TREE, CHAIN, STREAM }
 
 /**
- * How well the verdicts of a stream have timed its tokens so far: no token has come; tokens have come, without a time;
- * the first one carried its step's time; so did a later one.
- */
-internal enum class StreamClock { SILENT, UNTIMED, FIRST, RUNNING }
-
-/**
- * Seconds throughout. tree: what was sent; empty for a stream. scores: log path probabilities of its nodes. accepted:
- * node numbers of the accepted path. tokens: those of the path and the one that the target drew after it. wait: since
- * the request was sent, or since a stream's last token. engine, queue: the verifier's own part of it. ended: the answer
- * has ended after the tokens. afterOpen: the verifier may have had to read the whole text first. late: it came when it
- * was overdue, so an outage or a suspended device delayed it, not the verifier. clock: a stream's, before this token.
- * sameStep: a stream's token came from the same step as the token before.
+ * Seconds throughout. arm: null: provisional text was verified. tree: what was sent; empty for a stream. scores: log
+ * path probabilities of its nodes. accepted: node numbers of the accepted path. tokens: those of the path and the one
+ * that the target drew after it. wait: since the request was sent, or since a stream's last token. engine, queue: the
+ * verifier's own part of it. ended: the answer has ended after the tokens. afterOpen: the verifier may have had to read
+ * the whole text first. late: it came when it was overdue, so an outage or a suspended device delayed it, not the
+ * verifier. sameStep: a stream's token came from the same step as the token before. askedFor: a stream's token came of
+ * its first step, which had to be asked for.
  */
 internal class Settled(
-    val kind: RequestKind,
+    val arm: Arm?,
     val tree: TokenTree,
     val scores: List<Double>,
     val accepted: List<Int>,
@@ -32,9 +27,9 @@ internal class Settled(
     val ended: Boolean,
     val afterOpen: Boolean,
     val late: Boolean,
-    val clock: StreamClock,
     val sameStep: Boolean,
+    val askedFor: Boolean,
 ) {
     /** The device drafted the verified tokens, so the wait is that of a round. */
-    val drafted: Boolean get() = (kind == RequestKind.TREE || kind == RequestKind.CHAIN) && !afterOpen
+    val drafted: Boolean get() = (arm == Arm.TREE || arm == Arm.CHAIN) && !afterOpen
 }

@@ -1,4 +1,4 @@
-/** Choices for one answer, made from measurements: tree or stream, the tree's size, what else to draft. */
+/** Choices for one answer, made from measurements: the arm, the tree's size, what else to draft. */
 package dev.outrider.core.speed
 
 import dev.outrider.core.drafting.Draft
@@ -11,17 +11,11 @@ import dev.outrider.core.protocol.Welcome
 /** The largest trees where no others are asked for: as many nodes as a frame of 256 bytes holds. */
 internal val LARGEST = TreeShape(nodes = 48)
 
-/** What is to be drafted. */
-internal sealed interface DraftSize
-
 /** Nodes and levels of a tree, at most. gain: as of [TreeShape]; null: that of the largest. */
-internal data class TreeSize(val nodes: Int, val depth: Int, val gain: Double? = null) : DraftSize
-
-/** Tokens of a chain of the understudy, at most. */
-internal data class ChainSize(val tokens: Int) : DraftSize
+internal data class TreeSize(val nodes: Int, val depth: Int, val gain: Double? = null)
 
 /**
- * Choices of one answer. controller: measurements and mode, which outlive it. Times are handed in.
+ * Choices of one answer. controller: measurements and arm, which outlive it. Times are handed in.
  *
  * largest: bounds of every tree. shaping: draft and send less where that brings more tokens per second. ahead: draft on
  * while a verdict is awaited; null: where it makes rounds shorter.
@@ -33,23 +27,19 @@ internal class Tuning(
     private val ahead: Boolean? = null,
 ) {
     /** A tree or a chain for comparison alone, below the first [base] tokens; drafting it took [seconds]. */
-    private class Comparison(val draft: Draft, val base: Int, val seconds: Double)
+    private class Comparison(val arm: Arm, val draft: Draft, val base: Int, val seconds: Double)
 
-    private val pace = controller.pace
+    internal val pace = controller.pace
     private var verdictAt: Double? = null // of the last one, until a tree is sent
     private var behindTree = false // it was on a tree; behind others, the drafter reads what is new to it
-    private var comparison: Comparison? = null // whose outcome is not known yet
-    private var drafting = false // a tree for comparison is under way
-    private var beside = false // one was since the last token
-    private var untold = true // nothing of what trees bring in this answer is known but from others
-    private var chained = false // the last tree was the understudy's chain
-    private var chainNext = true // that is what is to be compared next, if it can be
-    private var comparingChain = false // one for comparison is under way
+    private var comparing: Arm? = null // is being drafted for, for comparison
+    private var compared: Comparison? = null // whose outcome is not known yet
+    private var untold = true // what trees bring in this answer is known from others alone
     private var barren = false // the understudy found nothing to draft in this answer
 
     init {
         pace.ahead.fixed = ahead != null
-        pace.chains.ready = false
+        pace.chain.ready = false // it has to read the text first
     }
 
     // --- what was measured ---
@@ -61,18 +51,18 @@ internal class Tuning(
      * Drafting [draft] took [seconds]. Before a first tree the drafter had something to read. [wanted]: it was not
      * given up.
      */
-    internal fun drafted(draft: Draft, seconds: Double, wanted: Boolean) {
-        if (draft.chain) {
+    internal fun drafted(arm: Arm, draft: Draft, seconds: Double, wanted: Boolean) {
+        if (arm == Arm.CHAIN) {
             if (wanted && draft.tree.size == 0) barren = true
-            pace.chains.drafted(draft.steps, seconds)
+            pace.chain.drafted(draft.steps, seconds)
         } else {
-            pace.drafted(seconds, draft.steps, behindTree && !draft.ahead)
+            pace.tree.drafted(seconds, draft.steps)
         }
     }
 
-    /** A drafted tree was sent: since the last verdict, reading and drafting was all that happened. */
-    internal fun asked(now: Double, chain: Boolean = false) {
-        verdictAt?.takeUnless { chain }?.let { if (behindTree) pace.waited(now - it) else pace.prepared(now - it) }
+    /** What was drafted was sent: since the last verdict, reading and drafting was all that happened. */
+    internal fun asked(arm: Arm, now: Double) {
+        verdictAt?.takeIf { arm == Arm.TREE }?.let { if (behindTree) pace.waited(now - it) else pace.prepared() }
         verdictAt = null // one that is sent again, behind an outage, tells nothing
     }
 
@@ -82,15 +72,11 @@ internal class Tuning(
         val engine = settled.engine
         verdictAt = now
         behindTree = false
-        if (settled.kind == RequestKind.STREAM) {
-            // the first token had to be asked for; those of its step say nothing without it
-            val running = settled.clock == StreamClock.RUNNING
-            if (settled.clock == StreamClock.SILENT || (settled.sameStep && !running)) return
-            pace.streamed(wait, engine, settled.late, beside, settled.sameStep)
-            beside = drafting
+        if (settled.arm == Arm.STREAM) {
+            if (!settled.askedFor) pace.streamed(wait, engine, settled.late, settled.sameStep)
         } else if (settled.drafted) {
             untold = false
-            behindTree = settled.kind == RequestKind.TREE
+            behindTree = settled.arm == Arm.TREE
             if (settled.late) return
             val accepted = settled.accepted
             if (behindTree) pace.verified(settled.tree, settled.scores, accepted, wait, engine, settled.queue)
@@ -98,38 +84,37 @@ internal class Tuning(
         }
     }
 
-    /** A tree for comparison, empty if it tells nothing, below the first [base] tokens; drafting it took [seconds]. */
+    /** What was drafted for comparison, empty if it tells nothing, below the first [base] tokens, in [seconds]. */
     internal fun compared(draft: Draft, base: Int, seconds: Double) {
-        comparison = if (draft.chain || draft.tree.size > 0) Comparison(draft, base, seconds) else null
-        drafting = false
-        comparingChain = false
-        if (draft.chain) pace.chains.drafted(draft.steps, seconds)
+        val arm = comparing ?: Arm.TREE
+        comparing = null
+        compared = if (draft.tree.size > 0) Comparison(arm, draft, base, seconds) else null
+        if (arm == Arm.CHAIN) pace.chain.drafted(draft.steps, seconds)
     }
 
     /** The text is [tokens] now. What came of the tree for comparison is measured once it is known. */
     internal fun committed(tokens: List<Int>) {
-        val waiting = comparison ?: return
-        val draft = worthSending(waiting.draft)
+        val waiting = compared ?: return
+        val draft = worthSending(waiting.arm, waiting.draft)
         val path = foreseen(draft.tree, tokens.drop(waiting.base)) ?: return
-        if (draft.chain) pace.chains.verified(draft.tree.size, path.size)
+        if (waiting.arm == Arm.CHAIN) pace.chain.verified(draft.tree.size, path.size)
         else pace.foreseen(draft.tree, draft.scores, path, waiting.seconds)
-        comparison = null
+        compared = null
     }
 
     /** The understudy drafts nothing more, and not what was asked for. */
     internal fun understudyFailed() {
-        pace.chains.ready = false
-        if (comparingChain) drafting = false
-        comparingChain = false
+        pace.chain.ready = false
+        if (comparing == Arm.CHAIN) comparing = null
     }
 
     // --- what follows ---
 
-    /** The mode of an answer, or of its rest on a new link. */
-    internal fun begin(): Mode = controller.begin(untold)
+    /** The arm of an answer, or of its rest on a new link. */
+    internal fun begin(): Arm = controller.begin(untold)
 
-    /** The mode after a verdict. [drafts]: the understudy can draft. */
-    internal fun choose(drafts: Boolean): Mode {
+    /** The arm after a verdict. [drafts]: the understudy can draft. */
+    internal fun choose(drafts: Boolean): Arm {
         offer(drafts)
         return controller.choose()
     }
@@ -138,7 +123,8 @@ internal class Tuning(
     internal fun treeSize(nodes: Int, depth: Int): TreeSize {
         val most = minOf(largest.nodes, nodes)
         val levels = minOf(largest.depth, depth)
-        return if (shaping) TreeSize(minOf(most, pace.worthDrafting()), levels, pace.gain()) else TreeSize(most, levels)
+        if (!shaping) return TreeSize(most, levels)
+        return TreeSize(minOf(most, pace.tree.worthDrafting()), levels, pace.tree.gain(pace.costs))
     }
 
     /**
@@ -148,57 +134,47 @@ internal class Tuning(
      */
     internal fun chain(limit: Int, room: Int, ready: Boolean, alone: Boolean = false): Int {
         offer(ready)
-        pace.chains.most = limit
-        var length = if (minOf(limit, room) > 1) minOf(limit, room, pace.chain(chained)) else 0
-        if (alone && ready && !shaping && !barren) length = minOf(minOf(limit, room), largest.depth, MOST_TOKENS)
-        chained = length > 0
-        return length
+        val chain = pace.chain
+        val most = minOf(limit, room)
+        chain.most = limit
+        if (most < 2) return 0
+        if (alone && ready && !shaping && !barren) return minOf(most, largest.depth, MOST_TOKENS)
+        if (!chain.ready || controller.arm != Arm.CHAIN) return 0
+        return minOf(most, if (controller.trial > 0) FIRST_TOKENS else chain.best(pace.costs).first)
     }
 
     /** Chains are possible, or not. [ready]: the understudy can draft. */
     private fun offer(ready: Boolean) {
-        pace.chains.ready = ready && shaping && !barren
-    }
-
-    /** A chain is drafted: now and then a tree too, of this size, so that what trees bring stays known. */
-    internal fun besideChain(): TreeSize? {
-        if (comparison != null || drafting || !pace.chains.compares()) return null
-        drafting = true
-        return treeSize(MAX_NODES, largest.depth)
+        pace.chain.ready = ready && shaping && !barren
     }
 
     /** What of a draft is sent. */
-    internal fun worthSending(draft: Draft): Draft {
-        if (draft.chain) return draft
-        val count = if (shaping) pace.worthSending(draft.tree, draft.scores) else draft.tree.size
+    internal fun worthSending(arm: Arm, draft: Draft): Draft {
+        if (arm == Arm.CHAIN) return draft
+        val count = if (shaping) pace.tree.worthSending(draft.tree, draft.scores, pace.costs) else draft.tree.size
         val tree = draft.tree.pruned(count, MAX_NODES)
         return draft.copy(tree = tree, scores = draft.scores.take(tree.size))
     }
 
-    /**
-     * Whether to draft on while a verdict is awaited. [chain]: on one of the understudy, which costs the drafter
-     * nothing.
-     */
-    internal fun draftsAhead(chain: Boolean = false): Boolean = ahead ?: (chain || pace.draftsAhead())
+    /** Whether to draft on while a verdict is awaited: on a chain of the understudy, that costs the drafter nothing. */
+    internal fun draftsAhead(arm: Arm): Boolean = ahead ?: (arm == Arm.CHAIN || pace.ahead.now)
 
     /**
-     * [streamed] tokens into an answer's streams: what to draft beside them now and then, so that tau stays known.
-     * Where the mode is pinned, nothing needs to know it. [drafts]: the understudy can draft; every second comparison
-     * is a chain of its then.
+     * What to draft for comparison beside a stream or a chain now, if anything, and its size. Where the arm is pinned,
+     * nothing needs to know it. [drafts]: the understudy can draft.
      */
-    internal fun comparison(streamed: Int, drafts: Boolean = false): DraftSize? {
-        if (controller.pinned != null || !pace.compares(streamed, untold)) return null
-        drafting = true
-        beside = true
+    internal fun comparison(drafts: Boolean = false): List<Pair<Arm, TreeSize>> {
+        if (controller.pinned != null || comparing != null || controller.arm == Arm.TREE) return emptyList()
         offer(drafts)
-        if (pace.chains.ready && chainNext) {
-            chainNext = false
-            comparingChain = true
-            return ChainSize(FIRST_TOKENS)
+        val chains = controller.arm == Arm.STREAM && pace.chain.ready
+        if (chains && controller.compares(Arm.CHAIN, untold)) {
+            comparing = Arm.CHAIN
+            return listOf(Arm.CHAIN to TreeSize(FIRST_TOKENS, FIRST_TOKENS))
         }
-        chainNext = true
+        if (!controller.compares(Arm.TREE, untold)) return emptyList()
+        comparing = Arm.TREE
         untold = false
-        return treeSize(MAX_NODES, largest.depth)
+        return listOf(Arm.TREE to treeSize(MAX_NODES, largest.depth))
     }
 }
 

@@ -12,10 +12,8 @@ import dev.outrider.core.protocol.RowShape
 import dev.outrider.core.protocol.ServerMessage
 import dev.outrider.core.protocol.TokenTree
 import dev.outrider.core.protocol.Welcome
-import dev.outrider.core.speed.ChainSize
 import dev.outrider.core.speed.Controller
-import dev.outrider.core.speed.DraftSize
-import dev.outrider.core.speed.Mode
+import dev.outrider.core.speed.Arm
 import dev.outrider.core.speed.Pace
 import dev.outrider.core.speed.TreeSize
 import dev.outrider.core.speed.Tuning
@@ -85,7 +83,7 @@ class SessionTracesTest {
             constraint = setup["constraint"]?.let(Vectors::constraint),
             drafter = setup["drafter"] as Boolean? ?: true,
         )
-        session.mode = named(setup.field("mode"))
+        session.arm = named(setup.field("arm"))
         session.verifier.pinned = setup["arithmetic"] as String? ?: ""
         return session
     }
@@ -93,7 +91,7 @@ class SessionTracesTest {
     /** Sessions that are not free to choose have one mode, and trees as large as they come. */
     private fun tuningOf(setup: Any?): Tuning {
         val free = (setup as Map<*, *>)["tuning"]
-        val controller = Controller(Pace(), named<Mode>(setup.field("mode")))
+        val controller = Controller(Pace(), named<Arm>(setup.field("arm")))
         if (free == null) return Tuning(controller, TreeShape(255, 64), shaping = false)
         val largest = TreeShape(free.int("nodes"), free.int("depth"), free.int("breadth"), free.double("gain"))
         return Tuning(largest = largest, shaping = free.field("shaping"))
@@ -118,10 +116,10 @@ class SessionTracesTest {
             "set_obeys" -> setObeys(arguments[0] as Boolean, double(1))
             "understudy_failed" -> understudyFailed(arguments[0] as String, double(1))
             "tick" -> tick(double(0))
-            "set_mode" -> {
-                val mode = named<Mode>(arguments[0] as String)
-                tuning.controller.pinned = mode
-                changeMode(mode, double(1))
+            "set_arm" -> {
+                val arm = named<Arm>(arguments[0] as String)
+                tuning.controller.pinned = arm
+                changeArm(arm, double(1))
             }
             "pause" -> pause(double(0))
             "proceed" -> proceed(double(0))
@@ -136,8 +134,7 @@ class SessionTracesTest {
         val tree = TokenTree(fields.ints("tokens"), fields.ints("parents"))
         if ("scores" !in fields as Map<*, *>) return Draft(tree)
         val scores = fields.field<List<Number>>("scores").map(Number::toDouble)
-        val chain = fields["chain"] == true
-        return Draft(tree, scores, fields.int("steps"), fields.field("ahead"), fields.int("kept"), chain)
+        return Draft(tree, scores, fields.int("steps"), fields.field("ahead"), fields.int("kept"))
     }
 
     private fun stateOf(session: Session): String = when (session.state) {
@@ -146,11 +143,8 @@ class SessionTracesTest {
         else -> session.state.name.lowercase()
     }
 
-    private fun sizeOf(size: DraftSize): Map<String, Any> = when (size) {
-        is ChainSize -> mapOf("nodes" to 0, "depth" to 0, "chain" to size.tokens)
-        is TreeSize ->
-            mapOf("nodes" to size.nodes, "depth" to size.depth) + size.gain?.let { mapOf("gain" to it) }.orEmpty()
-    }
+    private fun sizeOf(size: TreeSize): Map<String, Any> =
+        mapOf("nodes" to size.nodes, "depth" to size.depth) + size.gain?.let { mapOf("gain" to it) }.orEmpty()
 
     private fun json(action: Action): List<Any?> = listOf(
         action::class.simpleName,
@@ -160,7 +154,8 @@ class SessionTracesTest {
             is DraftTree -> mapOf("prefix" to action.prefix, "version" to action.version) + sizeOf(action.size)
             is DraftChain ->
                 mapOf("prefix" to action.prefix, "version" to action.version, "tokens" to action.tokens)
-            is Compare -> mapOf("prefix" to action.prefix) + sizeOf(action.size)
+            is Compare ->
+                mapOf("prefix" to action.prefix, "arm" to action.arm.name.lowercase()) + sizeOf(action.size)
             is DraftAhead -> mapOf("version" to action.version)
             is WriteToken -> mapOf(
                 "prefix" to action.prefix, "version" to action.version, "writer" to action.writer.name.lowercase(),

@@ -1,46 +1,33 @@
 package dev.outrider.core.speed
 
+import dev.outrider.core.bundle.hexToBytes
 import dev.outrider.core.drafting.Draft
 import dev.outrider.core.protocol.TokenTree
+import dev.outrider.core.protocol.Welcome
 import kotlin.test.Test
 import kotlin.test.assertEquals
-import kotlin.test.assertFalse
 import kotlin.test.assertTrue
 
 /** What the vectors do not show of chains. */
 class ChainsTest {
-    private val chain = Draft(TokenTree.chain(listOf(1, 2, 3, 4)), listOf(-0.1, -0.2, -0.3, -0.4), 3, chain = true)
-
-    @Test
-    fun theyAreTriedAtFirstAndThenMoreAndMoreRarely() {
-        val chains = Chains()
-        assertFalse(chains.tryNow())
-        chains.ready = true
-        repeat(2) { assertTrue(chains.tryNow()) } // until they are known
-        chains.drafted(3, 0.3)
-        val waits = List(7) { generateSequence { chains.tryNow() }.takeWhile { !it }.count() + 1 }
-        assertEquals(listOf(32, 64, 128, 256, 512, 512, 512), waits)
-        chains.chosen()
-        assertEquals(1, List(32) { chains.tryNow() }.count { it })
-        assertEquals(2, List(8) { chains.compares() }.count { it })
-    }
+    private val chain = Draft(TokenTree.chain(listOf(1, 2, 3, 4)), listOf(-0.1, -0.2, -0.3, -0.4), 3)
+    private val tree = Draft(TokenTree.chain(listOf(3)), listOf(-0.1))
 
     @Test
     fun ratesStayFinite() {
-        val chains = Chains()
-        chains.ready = true
+        val chains = ChainArm()
         chains.drafted(1, 0.0)
-        assertTrue(chains.best(0.0) { 0.0 }.second.isFinite())
+        assertTrue(chains.best(CostModel()).second.isFinite())
     }
 
     @Test
     fun nothingIsKnownOfAChainBehindTheAnswersEnd() {
         fun rate(tokens: Int, ended: Boolean): Double {
             val pace = Pace()
-            pace.chains.ready = true
-            pace.chains.drafted(1, 0.01)
+            pace.chain.ready = true
+            pace.chain.drafted(1, 0.01)
             pace.chainVerified(tokens, 2, 0.1, 0.05, 0.0, ended)
-            return pace.draftRate()
+            return pace.rates().getValue(Arm.CHAIN)
         }
         assertTrue(rate(4, ended = true) > rate(4, ended = false))
         assertEquals(rate(2, ended = false), rate(2, ended = true), 1e-9)
@@ -49,28 +36,35 @@ class ChainsTest {
     @Test
     fun treesAreDraftedBesideThemNowAndThen() {
         val tuning = Tuning()
-        val asked = List(3) { tuning.besideChain() }
-        assertEquals(listOf(true, false, false), asked.map { it != null }) // that one is under way
-        tuning.compared(Draft(TokenTree.chain(listOf(3)), listOf(-0.1)), 2, 0.01)
-        tuning.committed(listOf(1, 2, 3, 4))
-        assertEquals(1, List(4) { tuning.besideChain() }.count { it != null })
+        tuning.pace.chain.drafted(4, 0.0001)
+        tuning.choose(drafts = true)
+        assertEquals(Arm.CHAIN, tuning.controller.arm)
+        val asked = List(20) {
+            val (arm, _) = tuning.comparison(drafts = true).singleOrNull() ?: return@List null
+            assertTrue(tuning.comparison(drafts = true).isEmpty()) // that one is under way
+            tuning.compared(tree, 2, 0.01)
+            tuning.committed(listOf(1, 2, 3, 4))
+            arm
+        }
+        assertEquals(listOf(Arm.TREE, Arm.TREE), asked.filterNotNull())
     }
 
     @Test
-    fun besideAStreamTheyTakeTurnsWithTreesUntilTheUnderstudyFails() {
+    fun besideAStreamBothAreDraftedUntilTheUnderstudyFails() {
         val tuning = Tuning()
-        val compared = ArrayList<Boolean>()
-        for (streamed in 0 until 200) {
-            val size = tuning.comparison(streamed, drafts = compared.size < 4) ?: continue
-            compared += size is ChainSize
-            if (compared.size == 3) { // it fails at this one
-                tuning.understudyFailed()
-                continue
-            }
-            val tree = Draft(TokenTree.chain(listOf(1)), listOf(-0.1))
-            tuning.compared(if (size is ChainSize) chain else tree, 2, 0.03)
+        val costs = "01000000204e00004000000030750000".hexToBytes() // 20 ms for a token, 30 for 64
+        tuning.linked(Welcome(1, "t", "d", 9, 9, 9, 9, "", costs), 0.03)
+        assertEquals(Arm.STREAM, tuning.begin())
+        val asked = ArrayList<Arm>()
+        repeat(2000) {
+            tuning.pace.streamed(0.02, 0.02, overdue = false)
+            val (arm, _) = tuning.comparison(drafts = asked.size < 3).singleOrNull() ?: return@repeat
+            asked += arm
+            if (asked.size == 1) tuning.understudyFailed() // at this one
+            else tuning.compared(if (arm == Arm.CHAIN) chain else tree, 2, 0.0)
             tuning.committed(listOf(1, 2, 1, 2, 9))
         }
-        assertEquals(listOf(true, false, true, false, false), compared.take(5))
+        assertEquals(Arm.CHAIN, asked.first())
+        assertTrue(Arm.TREE in asked && asked.size > 3 && asked.drop(3).all { it == Arm.TREE })
     }
 }

@@ -1,0 +1,218 @@
+/**
+ * What each arm brings: tokens per second by what is known of it and by the cost model. Seconds and tokens.
+ *
+ * A round of trees commits 1 + (sum of the sent nodes' acceptance probabilities) tokens. A chain of k tokens, each
+ * right with probability a, commits (1 - a^(k+1)) / (1 - a). A stream commits one token per step, or several by lookup.
+ */
+package dev.outrider.core.speed
+
+import dev.outrider.core.protocol.TokenTree
+import kotlin.math.ceil
+import kotlin.math.exp
+import kotlin.math.pow
+
+/**
+ * Observations that acceptance at a depth, or of a chain's tokens, begins with, and what an older one still counts
+ * after one more tree or token.
+ */
+private const val PRIOR = 4.0
+private const val FADING = 0.98
+
+/** Levels of a tree that are calibrated separately; deeper ones count as the last. */
+private const val DEPTHS = 12
+
+/**
+ * Weight in what is usual, of a tree verified, of one foreseen beside a stream, and of a streamed token: how well text
+ * can be foreseen differs more between answers than within one.
+ */
+internal const val USUAL_ROUND = 0.05
+internal const val USUAL_FORESEEN = 0.1
+private const val USUAL_TOKEN = 0.01
+
+/** Weight of the newest token of a stream: one token says less than a round. */
+private const val TOKEN_SMOOTHING = 0.1
+
+/** Nodes that are drafted in any case, and nodes drafted per node that was worth sending in earlier trees. */
+private const val LEAST_NODES = 16
+private const val SPARE = 2
+
+/** Accepted tokens that another drafting step must promise at most. */
+private const val MOST_GAIN = 0.6
+
+/**
+ * Tokens of a chain at most, and of the first, by which chains are known; how likely a token is taken to be right at
+ * first, and at most.
+ */
+internal const val MOST_TOKENS = 16
+internal const val FIRST_TOKENS = 4
+private const val PRIOR_RIGHT = 0.7
+private const val MOST_RIGHT = 0.99
+
+/** Trees of the drafter. */
+internal class TreeArm {
+    /** Tokens of a round in this answer; in the answers so far, by so many [trees]. */
+    private var tau = 2.0
+    private var usualTau = 2.0
+    private var trees = 0
+
+    /** Seconds of a drafting step. */
+    private var step: Double? = null
+
+    /** Accepted nodes by depth: as the drafter predicted them, and as they came. */
+    private val predicted = DoubleArray(DEPTHS + 1) { PRIOR }
+    private val accepted = DoubleArray(DEPTHS + 1) { PRIOR }
+
+    /** Of a tree. */
+    var nodes = LEAST_NODES.toDouble()
+        private set
+
+    /** A tree was drafted. */
+    fun drafted(seconds: Double, steps: Int) {
+        if (steps > 0) step = blend(step, seconds / steps)
+    }
+
+    /** Of [tree], [path] came true. tau is what its nodes promise, calibrated: that varies less than luck. */
+    fun learn(tree: TokenTree, scores: List<Double>, path: List<Int>, usual: Double) {
+        nodes = blend(nodes.takeIf { trees > 0 }, tree.size.toDouble())
+        trees++
+        var tokens = 1.0 + path.size
+        if (scores.isNotEmpty() && scores.size == tree.size) {
+            for (known in listOf(predicted, accepted)) {
+                for (depth in known.indices) known[depth] = PRIOR + FADING * (known[depth] - PRIOR)
+            }
+            for ((node, score) in scores.withIndex()) predicted[minOf(tree.depths[node], DEPTHS)] += exp(score)
+            for (depth in 1..path.size) accepted[minOf(depth, DEPTHS)] += 1.0
+            tokens = expected(tree, scores).last()
+        }
+        tau = blend(tau, tokens)
+        usualTau = blend(usualTau, tokens, maxOf(usual, 1 / (PRIOR + trees)))
+    }
+
+    /** A new answer begins, of which nothing is known. */
+    fun forget() {
+        tau = usualTau
+    }
+
+    /** Tokens that the first 1, 2, ... nodes of [tree] promise, as far as promises were kept so far. */
+    private fun expected(tree: TokenTree, scores: List<Double>): List<Double> {
+        var tokens = 1.0
+        return scores.mapIndexed { node, score ->
+            val depth = minOf(tree.depths[node], DEPTHS)
+            tokens += minOf(1.0, exp(score) * (accepted[depth] / predicted[depth]))
+            tokens
+        }
+    }
+
+    fun rate(costs: CostModel): Double = tau / costs.round(nodes)
+
+    /** Accepted tokens that one more drafting step must promise to be worth its time; null: nothing tells. */
+    fun gain(costs: CostModel): Double? = step?.let { minOf(MOST_GAIN, rate(costs) * it) }
+
+    /** Nodes to draft of the next tree, so that there is a choice of what to send. */
+    fun worthDrafting(): Int = maxOf(LEAST_NODES, ceil(SPARE * nodes).toInt())
+
+    /** How many nodes of [tree], best first, make most tokens per second; [scores]: log path probabilities. */
+    fun worthSending(tree: TokenTree, scores: List<Double>, costs: CostModel): Int {
+        if (scores.isEmpty()) return tree.size
+        val tokens = expected(tree, scores)
+        return (1..tree.size).maxBy { tokens[it - 1] / costs.round(it.toDouble()) }
+    }
+}
+
+/**
+ * Chains of tokens that the understudy drafts. While one is verified the understudy continues: if all of it was right,
+ * and so was its guess of the target's next token, the next chain is ready at once.
+ */
+internal class ChainArm {
+    /** The understudy has read along, and may draft. */
+    var ready = false
+
+    /** Tokens that the verifier takes at most. */
+    var most = MOST_TOKENS
+
+    /** Seconds that the understudy takes for one; null: it has drafted none yet. */
+    private var token: Double? = null
+    private var right = PRIOR * PRIOR_RIGHT
+    private var judged = PRIOR
+
+    /** Whether [best] tells something. */
+    val known: Boolean get() = ready && most > 1 && token != null
+
+    /** [tokens] were drafted in [seconds]. */
+    fun drafted(tokens: Int, seconds: Double) {
+        if (tokens > 0) token = blend(token, seconds / tokens)
+    }
+
+    /** Of a chain of [tokens], the first [accepted] were right. */
+    fun verified(tokens: Int, accepted: Int) {
+        for (token in 0 until minOf(tokens, accepted + 1)) {
+            judged = 1 + FADING * judged
+            right = (if (token < accepted) 1 else 0) + FADING * right
+        }
+    }
+
+    /** (length of the chain that brings most tokens per second, these); FIRST_TOKENS, 0 where nothing is known. */
+    fun best(costs: CostModel): Pair<Int, Double> {
+        val each = token ?: return FIRST_TOKENS to 0.0
+        val right = minOf(MOST_RIGHT, right / judged)
+        var length = 1
+        var rate = 0.0
+        for (count in 1..minOf(most, MOST_TOKENS)) {
+            val allRight = right.pow(count + 1)
+            val waiting = costs.between + costs.step(count.toDouble())
+            val drafting = count * each
+            val seconds = maxOf(LEAST_SECONDS, waiting + drafting - allRight * minOf(waiting, drafting))
+            val tokens = (1 - allRight) / (1 - right)
+            if (tokens > rate * seconds) {
+                length = count
+                rate = tokens / seconds
+            }
+        }
+        return length to rate
+    }
+}
+
+/** A stream of the target. */
+internal class StreamArm {
+    /** Between tokens, and in the answers so far; measurements behind these; a guess is one. */
+    private var gap: Double? = null
+    private var gaps = 0
+    private var usualGap: Double? = null
+    private var usualGaps = 0
+
+    /** Share of tokens that came of one step with the token before; tokens arrive that an outage held back. */
+    private var together = 0.0
+    private var late = false
+
+    /** A token came [gap] after the one before it. Tokens delayed by an outage are ignored. */
+    fun came(gap: Double, engine: Double, overdue: Boolean, sameStep: Boolean) {
+        late = overdue || (late && (sameStep || gap < engine / 2))
+        if (late) return
+        gaps++
+        usualGaps++
+        this.gap = blend(this.gap, gap, maxOf(TOKEN_SMOOTHING, 1.0 / gaps))
+        val usual = maxOf(USUAL_TOKEN, 1.0 / usualGaps)
+        usualGap = blend(usualGap, gap, usual)
+        together = blend(together, if (sameStep) 1.0 else 0.0, usual)
+    }
+
+    /** Steps have come to take so much longer, as those for trees tell; the next token tells more than this guess. */
+    fun slower(seconds: Double) {
+        val longer = (1 - together) * seconds
+        gap = maxOf(LEAST_SECONDS, (gap ?: return) + longer)
+        usualGap = maxOf(LEAST_SECONDS, (usualGap ?: return) + longer)
+        gaps = 1
+    }
+
+    /** A new answer begins, of which nothing is known. */
+    fun forget() {
+        gap = usualGap
+    }
+
+    /** Tokens per second; null where nothing is known. */
+    fun rate(costs: CostModel): Double? {
+        gap?.let { return 1 / maxOf(LEAST_SECONDS, it) }
+        val step = costs.step(0.0)
+        return if (step > 0) 1 / (step + costs.queue) else null
+    }
+}

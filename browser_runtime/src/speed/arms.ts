@@ -1,0 +1,208 @@
+/**
+ * What each arm brings: tokens per second by what is known of it and by the cost model. Seconds and tokens.
+ *
+ * A round of trees commits 1 + (sum of the sent nodes' acceptance probabilities) tokens. A chain of k tokens, each right with
+ * probability a, commits (1 - a^(k+1)) / (1 - a). A stream commits one token per step, or several by lookup.
+ */
+
+import { argmax } from "../protocol/sampling.js";
+import type { TokenTree } from "../protocol/tree.js";
+import { blend, type CostModel, LEAST_SECONDS } from "./costModel.js";
+
+/**
+ * Observations that acceptance at a depth, or of a chain's tokens, begins with, and what an older one still counts after one
+ * more tree or token.
+ */
+const PRIOR = 4;
+const FADING = 0.98;
+/** Levels of a tree that are calibrated separately; deeper ones count as the last. */
+const DEPTHS = 12;
+/**
+ * Weight in what is usual, of a tree verified, of one foreseen beside a stream, and of a streamed token: how well text can be
+ * foreseen differs more between answers than within one.
+ */
+export const USUAL_ROUND = 0.05;
+export const USUAL_FORESEEN = 0.1;
+const USUAL_TOKEN = 0.01;
+/** Weight of the newest token of a stream: one token says less than a round. */
+const TOKEN_SMOOTHING = 0.1;
+/** Nodes that are drafted in any case, and nodes drafted per node that was worth sending in earlier trees. */
+const LEAST_NODES = 16;
+const SPARE = 2;
+/** Accepted tokens that another drafting step must promise at most. */
+const MOST_GAIN = 0.6;
+/**
+ * Tokens of a chain at most, and of the first, by which chains are known; how likely a token is taken to be right at first,
+ * and at most.
+ */
+export const MOST_TOKENS = 16;
+export const FIRST_TOKENS = 4;
+const PRIOR_RIGHT = 0.7;
+const MOST_RIGHT = 0.99;
+
+/** Trees of the drafter. */
+export class TreeArm {
+  /** Tokens of a round in this answer; in the answers so far, by so many `trees`. */
+  private tau = 2;
+  private usualTau = 2;
+  private trees = 0;
+  /** Of a tree. */
+  nodes = LEAST_NODES;
+  /** Seconds of a drafting step. */
+  private step: number | null = null;
+  /** Accepted nodes by depth: as the drafter predicted them, and as they came. */
+  private predicted: number[] = Array(DEPTHS + 1).fill(PRIOR);
+  private accepted: number[] = [...this.predicted];
+
+  /** A tree was drafted. */
+  drafted(seconds: number, steps: number): void {
+    if (steps) this.step = blend(this.step, seconds / steps);
+  }
+
+  /** Of `tree`, `path` nodes came true. tau is what its nodes promise, calibrated: that varies less than luck. */
+  learn(tree: TokenTree, scores: readonly number[], path: number, usual: number): void {
+    this.nodes = blend(this.trees ? this.nodes : null, tree.size);
+    this.trees++;
+    let tokens = 1 + path;
+    if (scores.length && scores.length === tree.size) {
+      const faded = (known: number[]) => known.map(each => PRIOR + FADING * (each - PRIOR));
+      [this.predicted, this.accepted] = [faded(this.predicted), faded(this.accepted)];
+      for (const [node, score] of scores.entries()) {
+        this.predicted[Math.min(tree.depths[node], DEPTHS)] += Math.exp(score);
+      }
+      for (let depth = 1; depth <= path; depth++) this.accepted[Math.min(depth, DEPTHS)]++;
+      tokens = this.expected(tree, scores).at(-1)!;
+    }
+    this.tau = blend(this.tau, tokens);
+    this.usualTau = blend(this.usualTau, tokens, Math.max(usual, 1 / (PRIOR + this.trees)));
+  }
+
+  /** A new answer begins, of which nothing is known. */
+  forget(): void {
+    this.tau = this.usualTau;
+  }
+
+  /** Tokens that the first 1, 2, ... nodes of `tree` promise, as far as promises were kept so far. */
+  private expected(tree: TokenTree, scores: readonly number[]): number[] {
+    let tokens = 1;
+    return scores.map((score, node) => {
+      const depth = Math.min(tree.depths[node], DEPTHS);
+      tokens += Math.min(1, Math.exp(score) * (this.accepted[depth] / this.predicted[depth]));
+      return tokens;
+    });
+  }
+
+  rate(costs: CostModel): number {
+    return this.tau / costs.round(this.nodes);
+  }
+
+  /** Accepted tokens that one more drafting step must promise to be worth its time; null: nothing tells. */
+  gain(costs: CostModel): number | null {
+    return this.step === null ? null : Math.min(MOST_GAIN, this.rate(costs) * this.step);
+  }
+
+  /** Nodes to draft of the next tree, so that there is a choice of what to send. */
+  worthDrafting(): number {
+    return Math.max(LEAST_NODES, Math.ceil(SPARE * this.nodes));
+  }
+
+  /** How many nodes of `tree`, best first, make most tokens per second; scores: log path probabilities. */
+  worthSending(tree: TokenTree, scores: readonly number[], costs: CostModel): number {
+    if (!scores.length) return tree.size;
+    const tokens = this.expected(tree, scores);
+    return 1 + argmax(tokens.map((each, node) => each / costs.round(1 + node)));
+  }
+}
+
+/**
+ * Chains of tokens that the understudy drafts. While one is verified the understudy continues: if all of it was right, and so
+ * was its guess of the target's next token, the next chain is ready at once.
+ */
+export class ChainArm {
+  /** The understudy has read along, and may draft. */
+  ready = false;
+  /** Tokens that the verifier takes at most. */
+  most = MOST_TOKENS;
+  /** Seconds that the understudy takes for one; null: it has drafted none yet. */
+  private token: number | null = null;
+  private right = PRIOR * PRIOR_RIGHT;
+  private judged = PRIOR;
+
+  /** Whether `best` tells something. */
+  get known(): boolean {
+    return this.ready && this.most > 1 && this.token !== null;
+  }
+
+  /** `tokens` were drafted in `seconds`. */
+  drafted(tokens: number, seconds: number): void {
+    if (tokens) this.token = blend(this.token, seconds / tokens);
+  }
+
+  /** Of a chain of `tokens`, the first `accepted` were right. */
+  verified(tokens: number, accepted: number): void {
+    for (let token = 0; token < Math.min(tokens, accepted + 1); token++) {
+      this.judged = 1 + FADING * this.judged;
+      this.right = (token < accepted ? 1 : 0) + FADING * this.right;
+    }
+  }
+
+  /** The length of the chain that brings most tokens per second, and these; FIRST_TOKENS, 0 where nothing is known. */
+  best(costs: CostModel): { length: number; rate: number } {
+    let [length, rate] = [1, 0];
+    if (this.token === null) return { length: FIRST_TOKENS, rate };
+    const right = Math.min(MOST_RIGHT, this.right / this.judged);
+    for (let count = 1; count <= Math.min(this.most, MOST_TOKENS); count++) {
+      const allRight = right ** (count + 1);
+      const [waiting, drafting] = [costs.between + costs.step(count), count * this.token];
+      const seconds = Math.max(LEAST_SECONDS, waiting + drafting - allRight * Math.min(waiting, drafting));
+      const tokens = (1 - allRight) / (1 - right);
+      if (tokens > rate * seconds) [length, rate] = [count, tokens / seconds];
+    }
+    return { length, rate };
+  }
+}
+
+/** A stream of the target. */
+export class StreamArm {
+  /** Between tokens, and in the answers so far; measurements behind these; a guess is one. */
+  private gap: number | null = null;
+  private gaps = 0;
+  private usualGap: number | null = null;
+  private usualGaps = 0;
+  /** Share of tokens that came of one step with the token before; tokens arrive that an outage held back. */
+  private together = 0;
+  private late = false;
+
+  /** A token came `gap` after the one before it. Tokens delayed by an outage are ignored. */
+  came(gap: number, engine: number, overdue: boolean, sameStep: boolean): void {
+    this.late = overdue || (this.late && (sameStep || gap < engine / 2));
+    if (this.late) return;
+    this.gaps++;
+    this.usualGaps++;
+    this.gap = blend(this.gap, gap, Math.max(TOKEN_SMOOTHING, 1 / this.gaps));
+    const usual = Math.max(USUAL_TOKEN, 1 / this.usualGaps);
+    this.usualGap = blend(this.usualGap, gap, usual);
+    this.together = blend(this.together, sameStep ? 1 : 0, usual);
+  }
+
+  /** Steps have come to take so much longer, as those for trees tell; the next token tells more than this guess. */
+  slower(seconds: number): void {
+    if (this.gap === null || this.usualGap === null) return;
+    const longer = (1 - this.together) * seconds;
+    this.gap = Math.max(LEAST_SECONDS, this.gap + longer);
+    this.usualGap = Math.max(LEAST_SECONDS, this.usualGap + longer);
+    this.gaps = 1;
+  }
+
+  /** A new answer begins, of which nothing is known. */
+  forget(): void {
+    this.gap = this.usualGap;
+  }
+
+  /** Tokens per second; null where nothing is known. */
+  rate(costs: CostModel): number | null {
+    if (this.gap !== null) return 1 / Math.max(LEAST_SECONDS, this.gap);
+    const step = costs.step(0);
+    return step ? 1 / (step + costs.queue) : null;
+  }
+}

@@ -1,0 +1,70 @@
+/** What a round takes: the cost model that every arm's rate is told from. Seconds. */
+
+import type { CostCurve } from "../protocol/costs.js";
+
+/** Weight of the newest round in a smoothed measurement. */
+const SMOOTHING = 0.2;
+/** No duration is taken to be shorter, so that rates stay finite. */
+export const LEAST_SECONDS = 1e-4;
+
+export function blend(old: number | null, now: number, weight = SMOOTHING): number {
+  return old === null ? now : old + weight * (now - old);
+}
+
+/**
+ * curve: as WELCOME advertised it; null: a step is taken to last a second, see `slowdown`. rtt: of a round, without the
+ * verifier's engine and queue.
+ */
+export class CostModel {
+  /** Of steps for trees, and for single tokens: measured time over advertised time. */
+  private slowdown: number | null = null;
+  private tokenSlowdown: number | null = null;
+  /** Drafting between a tree's verdict and the next VERIFY; 0: nothing tells of it. */
+  exposed = 0;
+
+  constructor(
+    readonly curve: CostCurve | null = null,
+    public rtt: number | null = null,
+    public queue = 0,
+  ) {}
+
+  /** Seconds of a step of `tokens` tokens as the verifier advertised; it really takes `slowdown` times as long. */
+  advertised(tokens: number): number {
+    return this.curve ? this.curve.at(tokens) : 1;
+  }
+
+  /** Seconds of the verifier's engine for a tree of `nodes` nodes; 0: for a token of a stream. */
+  step(nodes: number): number {
+    const slowdown = nodes ? (this.slowdown ?? this.tokenSlowdown) : (this.tokenSlowdown ?? this.slowdown);
+    return (slowdown ?? (this.curve ? 1 : 0)) * this.advertised(1 + nodes);
+  }
+
+  /** A round's time without drafting and the verifier's engine. */
+  get between(): number {
+    return (this.rtt ?? 0) + this.queue;
+  }
+
+  /** Seconds of a round with a tree of `nodes` nodes. */
+  round(nodes: number): number {
+    return Math.max(LEAST_SECONDS, this.exposed + this.between + this.step(nodes));
+  }
+
+  /** A round took so long without drafting and the verifier's engine and queue, and so long in the queue. */
+  waited(between: number, queue: number): void {
+    this.rtt = blend(this.rtt, between);
+    this.queue = blend(this.queue, queue);
+  }
+
+  /**
+   * A step took `engine` seconds. The slowdowns of trees and of single tokens rise and fall together, but each keeps a level
+   * of its own: where the curve is wrong for one, the other must not be judged by it.
+   */
+  stepped(tokens: number, engine: number): void {
+    if (engine <= 0) return;
+    const trees = tokens > 1;
+    const [own, other] = trees ? [this.slowdown, this.tokenSlowdown] : [this.tokenSlowdown, this.slowdown];
+    const now = blend(own, engine / this.advertised(tokens));
+    const followed = own === null || other === null ? other : (other * now) / own;
+    [this.slowdown, this.tokenSlowdown] = trees ? [now, followed] : [followed, now];
+  }
+}
