@@ -5,7 +5,7 @@
 Every row drafts along the target's own answers. "trees": the drafter's; "chains": --chain tokens of the understudy,
 one after another; "both": one tree of the two; "siblings": both, and below every token of the chain the drafter's two
 likeliest others. nodes: of a tree on average. tau: tokens a round. The time of a round is another question: see
-`edge_runtime.speed.chains`, and `benchmarks.network --modes warm`.
+`edge_runtime.speed.arms`, and `benchmarks.network --modes warm`.
 """
 
 from __future__ import annotations

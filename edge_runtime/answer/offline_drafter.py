@@ -110,7 +110,7 @@ class OfflineDrafter:
         draft = drafter.draft(text, decoding.sampling, shape, cancelled, decoding.rules)
         seconds = time.perf_counter() - began
         tree = draft.tree.pruned(pace.tree.worth_sending(draft.tree, draft.scores, pace.costs), len(draft.tree))
-        pace.drafted(seconds, draft.steps)
+        pace.tree.drafted(seconds, draft.steps)
         if mode is Arm.TREE and first:
             pace.prepared()
         elif mode is Arm.TREE:

@@ -51,6 +51,11 @@ class TreeArm:
     predicted: list[float] = field(default_factory=lambda: [PRIOR] * (DEPTHS + 1))
     accepted: list[float] = field(default_factory=lambda: [PRIOR] * (DEPTHS + 1))
 
+    def drafted(self, seconds: float, steps: int) -> None:
+        """A tree was drafted."""
+        if steps:
+            self.step = blend(self.step, seconds / steps)
+
     def learn(self, tree: TokenTree, scores: Sequence[float], path: Sequence[int], usual: float) -> None:
         """Of `tree`, `path` came true. tau is what its nodes promise, calibrated: that varies less than luck."""
         self.nodes = blend(self.nodes if self.trees else None, len(tree))
@@ -63,11 +68,15 @@ class TreeArm:
                 self.predicted[min(depth, DEPTHS)] += math.exp(score)
             for depth in range(1, len(path) + 1):
                 self.accepted[min(depth, DEPTHS)] += 1
-            tokens = float(self.expected(tree, scores)[-1])
+            tokens = float(self._expected(tree, scores)[-1])
         self.tau = blend(self.tau, tokens)
         self.usual_tau = blend(self.usual_tau, tokens, max(usual, 1 / (PRIOR + self.trees)))
 
-    def expected(self, tree: TokenTree, scores: Sequence[float]) -> NDArray[np.float64]:
+    def forget(self) -> None:
+        """A new answer begins, of which nothing is known."""
+        self.tau = self.usual_tau
+
+    def _expected(self, tree: TokenTree, scores: Sequence[float]) -> NDArray[np.float64]:
         """Tokens that the first 1, 2, ... nodes of `tree` promise, as far as promises were kept so far."""
         ratio = np.array(self.accepted) / np.array(self.predicted)
         depths = np.minimum(np.array(tree.depths), DEPTHS)
@@ -90,7 +99,7 @@ class TreeArm:
         if not scores:
             return len(tree)
         times = np.array([costs.round(count) for count in range(1, len(tree) + 1)])
-        return 1 + int(np.argmax(self.expected(tree, scores) / times))
+        return 1 + int(np.argmax(self._expected(tree, scores) / times))
 
 
 @dataclass
@@ -107,6 +116,11 @@ class ChainArm:
     token: float | None = None
     right: float = PRIOR * PRIOR_RIGHT
     judged: float = PRIOR
+
+    @property
+    def known(self) -> bool:
+        """Whether `best` tells something."""
+        return self.ready and self.most > 1 and self.token is not None
 
     def drafted(self, tokens: int, seconds: float) -> None:
         """`tokens` were drafted in `seconds`."""
@@ -138,15 +152,13 @@ class ChainArm:
 @dataclass
 class StreamArm:
     """gap: between tokens; usual_gap: in the answers so far; gaps, usual_gaps: measurements behind them; a guess is
-    one. together: share of tokens that came of one step with the token before. late: tokens arrive that an outage held
-    back.
+    one. late: tokens arrive that an outage held back.
     """
 
     gap: float | None = None
     gaps: int = 0
     usual_gap: float | None = None
     usual_gaps: int = 0
-    together: float = 0.0
     late: bool = False
 
     def came(self, gap: float, engine: float, overdue: bool, same_step: bool) -> None:
@@ -157,20 +169,20 @@ class StreamArm:
         self.gaps += 1
         self.usual_gaps += 1
         self.gap = blend(self.gap, gap, max(TOKEN_SMOOTHING, 1 / self.gaps))
-        usual = max(USUAL_TOKEN, 1 / self.usual_gaps)
-        self.usual_gap = blend(self.usual_gap, gap, usual)
-        self.together = blend(self.together, float(same_step), usual)
+        self.usual_gap = blend(self.usual_gap, gap, max(USUAL_TOKEN, 1 / self.usual_gaps))
 
-    def slower(self, seconds: float) -> None:
-        """Steps have come to take so much longer, as those for trees tell."""
+    def slower(self, times: float) -> None:
+        """Steps have come to take so many times as long, as those for trees tell."""
         if self.gap is not None and self.usual_gap is not None:
-            longer = (1 - self.together) * seconds
-            self.gap = max(LEAST_SECONDS, self.gap + longer)
-            self.usual_gap = max(LEAST_SECONDS, self.usual_gap + longer)
+            self.gap, self.usual_gap = times * self.gap, times * self.usual_gap
             self.gaps = 1  # the next one tells more than this guess
 
+    def forget(self) -> None:
+        """A new answer begins, of which nothing is known."""
+        self.gap = self.usual_gap
+
     def rate(self, costs: CostModel) -> float | None:
-        """None where nothing is known."""
+        """Tokens per second; None where nothing is known."""
         if self.gap is not None:
             return 1 / max(LEAST_SECONDS, self.gap)
         return 1 / (step + costs.queue) if (step := costs.step(0)) else None

@@ -44,11 +44,6 @@ class Pace:
             self.costs, self.stream = CostModel(curve, rtt=rtt, queue=self.costs.queue), StreamArm()
             self.ahead, self._ending = Ahead(fixed=self.ahead.fixed), None
 
-    def drafted(self, seconds: float, steps: int) -> None:
-        """A tree was drafted."""
-        if steps:
-            self.tree.step = blend(self.tree.step, seconds / steps)
-
     def verified(
         self, tree: TokenTree, scores: Sequence[float], path: Sequence[int], wait: float, engine: float, queue: float
     ) -> None:
@@ -118,8 +113,8 @@ class Pace:
 
     def forget_answer(self) -> None:
         """A new answer begins, of which nothing is known."""
-        self.tree.tau = self.tree.usual_tau
-        self.stream.gap = self.stream.usual_gap
+        self.tree.forget()
+        self.stream.forget()
 
     def _round(self, tokens: int, between: float, engine: float, queue: float) -> None:
         self._stepped(tokens, engine)
@@ -129,14 +124,15 @@ class Pace:
         """A step for a tree took `engine` seconds; no stream tells at present how long its tokens take."""
         before = self.costs.step(0)
         self.costs.stepped(tokens, engine)
-        self.stream.slower(self.costs.step(0) - before)
+        if before > 0:
+            self.stream.slower(self.costs.step(0) / before)
 
     # --- what follows ---
 
     def rates(self) -> dict[Arm, float]:
         """Tokens per second of each arm of which anything is known."""
         rates = {Arm.TREE: self.tree.rate(self.costs)}
-        if self.chain.ready and self.chain.most > 1 and self.chain.token is not None:
+        if self.chain.known:
             rates[Arm.CHAIN] = self.chain.best(self.costs)[1]
         if stream := self.stream.rate(self.costs):
             rates[Arm.STREAM] = stream

@@ -78,7 +78,7 @@ class Tuning:
             self._barren |= wanted and not draft.tree
             self.pace.chain.drafted(draft.steps, seconds)
         else:
-            self.pace.drafted(seconds, draft.steps)
+            self.pace.tree.drafted(seconds, draft.steps)
 
     def asked(self, arm: Arm, now: float) -> None:
         """What was drafted was sent: since the last verdict, reading and drafting was all that happened."""

@@ -232,7 +232,7 @@ def measured(number: int) -> dict[str, Any]:
             arguments = link(pace, rng.choice([b"", curve.pack()]), rng.uniform(0, 0.3))
         elif call == "drafted":
             arguments = [rng.uniform(0, 0.1), rng.randrange(4)]
-            pace.drafted(*arguments)
+            pace.tree.drafted(*arguments)
         elif call == "verified":
             path = tree.path(rng.choice([ROOT, *range(len(tree))]))
             sent = scores if rng.random() < 0.8 else []
@@ -291,7 +291,7 @@ def tried_ahead(slowed: float) -> dict[str, Any]:
             pace.verified(tree, *verified)
             steps.append(["verified", [list(tree.tokens), list(tree.parents), *verified], follows()])
             drafted = [0.01, 4]
-            pace.drafted(*drafted)
+            pace.tree.drafted(*drafted)
             steps.append(["drafted", drafted, follows()])
             waited = [0.004 if drafts else 0.01]
             pace.waited(*waited)

@@ -101,7 +101,7 @@ def test_drafting_stops_sooner_where_time_is_dear() -> None:
     assert near.tree.gain(near.costs) is None
     for pace, rtt in ((near, 0.001), (far, 1.2)):
         pace.linked(welcome(CPU), rtt)
-        pace.drafted(0.012, 4)
+        pace.tree.drafted(0.012, 4)
     gains = [pace.tree.gain(pace.costs) or 0.0 for pace in (far, near)]
     assert 0 < gains[0] < gains[1] <= MOST_GAIN
 
@@ -165,7 +165,7 @@ def test_rounds_tell_how_long_a_streams_tokens_take_meanwhile() -> None:
     assert pace.stream.gap == pytest.approx(3 * GPU.at(1) + 0.001)
     for _ in range(60):
         pace.verified(tree, [], [0], GPU.at(4), GPU.at(4), 0.0)
-    assert pace.stream.gap == pytest.approx(GPU.at(1) + 0.001, rel=0.01)
+    assert pace.stream.gap == pytest.approx(GPU.at(1), rel=0.03)
 
 
 def test_steps_of_several_tokens_make_a_streams_tokens_quicker_and_no_step() -> None:
@@ -176,7 +176,6 @@ def test_steps_of_several_tokens_make_a_streams_tokens_quicker_and_no_step() -> 
         for _ in range(number % 3):
             pace.streamed(0.0, 0.0, overdue=False, same_step=True)
     assert pace.costs.step(0) == pytest.approx(1.2 * GPU.at(1)) and pace.costs.slowdown is None
-    assert pace.stream.together == pytest.approx(0.5, abs=0.05)
     assert pace.stream.rate(pace.costs) == pytest.approx(2 / (1.2 * GPU.at(1)), rel=0.3)
     for _ in range(300):
         pace.streamed(0.5, 0.5, overdue=False)  # an answer in which nothing is foreseen, on a slow machine
@@ -194,10 +193,10 @@ def test_an_answer_begins_with_what_streams_usually_bring() -> None:
     pace.forget_answer()
     assert pace.stream.gap == pytest.approx(0.006, rel=0.15)
     pace.linked(Welcome(1, "t", "d", 9, 9, 9, 9, "", CostCurve((1, 8), (0.5, 0.5)).pack()), 0.01)
-    assert pace.stream.gap is None and pace.stream.together == 0, "another verifier"
+    assert pace.stream.gap is None, "another verifier"
 
 
-def test_rounds_make_a_stream_of_steps_of_several_tokens_slower_by_what_a_token_has_of_a_step() -> None:
+def test_rounds_make_a_stream_of_steps_of_several_tokens_slower_by_as_much() -> None:
     pace = Pace(CostModel(CostCurve((1, 4), (0.01, 0.02))))
     for _ in range(600):
         pace.streamed(0.01, 0.01, overdue=False)
@@ -208,7 +207,7 @@ def test_rounds_make_a_stream_of_steps_of_several_tokens_slower_by_what_a_token_
         pace.verified(TokenTree.chain([1, 2, 3]), [], [0], 0.02, 0.02, 0.0)
     for _ in range(60):
         pace.verified(TokenTree.chain([1, 2, 3]), [], [0], 0.06, 0.06, 0.0)
-    assert pace.stream.gap == pytest.approx(before + 0.5 * 0.02, rel=0.05)
+    assert pace.stream.gap == pytest.approx(3 * before, rel=0.05)
 
 
 def test_what_an_outage_held_back_is_late_though_it_came_of_one_step() -> None:

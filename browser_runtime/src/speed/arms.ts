@@ -169,8 +169,7 @@ export class StreamArm {
   private gaps = 0;
   private usualGap: number | null = null;
   private usualGaps = 0;
-  /** Share of tokens that came of one step with the token before; tokens arrive that an outage held back. */
-  private together = 0;
+  /** Tokens arrive that an outage held back. */
   private late = false;
 
   /** A token came `gap` after the one before it. Tokens delayed by an outage are ignored. */
@@ -180,18 +179,15 @@ export class StreamArm {
     this.gaps++;
     this.usualGaps++;
     this.gap = blend(this.gap, gap, Math.max(TOKEN_SMOOTHING, 1 / this.gaps));
-    const usual = Math.max(USUAL_TOKEN, 1 / this.usualGaps);
-    this.usualGap = blend(this.usualGap, gap, usual);
-    this.together = blend(this.together, sameStep ? 1 : 0, usual);
+    this.usualGap = blend(this.usualGap, gap, Math.max(USUAL_TOKEN, 1 / this.usualGaps));
   }
 
-  /** Steps have come to take so much longer, as those for trees tell; the next token tells more than this guess. */
-  slower(seconds: number): void {
+  /** Steps have come to take so many times as long, as those for trees tell. */
+  slower(times: number): void {
     if (this.gap === null || this.usualGap === null) return;
-    const longer = (1 - this.together) * seconds;
-    this.gap = Math.max(LEAST_SECONDS, this.gap + longer);
-    this.usualGap = Math.max(LEAST_SECONDS, this.usualGap + longer);
-    this.gaps = 1;
+    this.gap *= times;
+    this.usualGap *= times;
+    this.gaps = 1; // the next one tells more than this guess
   }
 
   /** A new answer begins, of which nothing is known. */

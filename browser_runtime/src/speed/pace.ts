@@ -97,7 +97,7 @@ export class Pace {
   private round(tokens: number, between: number, engine: number, queue: number): void {
     const before = this.costs.step(0);
     this.costs.stepped(tokens, engine);
-    this.stream.slower(this.costs.step(0) - before);
+    if (before > 0) this.stream.slower(this.costs.step(0) / before);
     this.costs.waited(between, queue);
   }
 

@@ -180,8 +180,7 @@ internal class StreamArm {
     private var usualGap: Double? = null
     private var usualGaps = 0
 
-    /** Share of tokens that came of one step with the token before; tokens arrive that an outage held back. */
-    private var together = 0.0
+    /** Tokens arrive that an outage held back. */
     private var late = false
 
     /** A token came [gap] after the one before it. Tokens delayed by an outage are ignored. */
@@ -191,17 +190,14 @@ internal class StreamArm {
         gaps++
         usualGaps++
         this.gap = blend(this.gap, gap, maxOf(TOKEN_SMOOTHING, 1.0 / gaps))
-        val usual = maxOf(USUAL_TOKEN, 1.0 / usualGaps)
-        usualGap = blend(usualGap, gap, usual)
-        together = blend(together, if (sameStep) 1.0 else 0.0, usual)
+        usualGap = blend(usualGap, gap, maxOf(USUAL_TOKEN, 1.0 / usualGaps))
     }
 
-    /** Steps have come to take so much longer, as those for trees tell; the next token tells more than this guess. */
-    fun slower(seconds: Double) {
-        val longer = (1 - together) * seconds
-        gap = maxOf(LEAST_SECONDS, (gap ?: return) + longer)
-        usualGap = maxOf(LEAST_SECONDS, (usualGap ?: return) + longer)
-        gaps = 1
+    /** Steps have come to take so many times as long, as those for trees tell. */
+    fun slower(times: Double) {
+        gap = times * (gap ?: return)
+        usualGap = times * (usualGap ?: return)
+        gaps = 1 // the next one tells more than this guess
     }
 
     /** A new answer begins, of which nothing is known. */

@@ -104,7 +104,7 @@ internal class Pace {
     private fun round(tokens: Int, between: Double, engine: Double, queue: Double) {
         val before = costs.step(0.0)
         costs.stepped(tokens, engine)
-        stream.slower(costs.step(0.0) - before)
+        if (before > 0) stream.slower(costs.step(0.0) / before)
         costs.waited(between, queue)
     }
 
