@@ -16,7 +16,7 @@ import jsonschema
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
 
 from cloud.engine import constraints, masks
@@ -157,7 +157,8 @@ def test_five_hundred_random_schemas(
 
 def through_trees(replicas: tuple[Direct, Direct], sampling: Sampling, schema: dict[str, Any]) -> None:
     constraint = held_to(schema)
-    truth = truth_of(constraint, sampling)
+    truth = plain_decode(MODEL, PROMPT, sampling, MOST, rules=rules(constraint))
+    assume(truth[-1] == EOS)  # a random model may write long arrays and strings
     rng = random.Random(sampling.seed)
     home, session, tokens, seq = replicas[0], os.urandom(16), list(PROMPT), 0
     home.open(session, tokens, 0, sampling, rules=rules(constraint))
