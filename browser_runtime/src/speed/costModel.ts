@@ -1,4 +1,4 @@
-/** What a round takes: the cost model that every arm's rate is told from. Seconds. */
+/** What a round takes, in seconds: the cost model behind the rate of every arm. */
 
 import type { CostCurve } from "../protocol/costs.js";
 
