@@ -10,6 +10,7 @@ import ssl
 import struct
 import subprocess
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import trustme
 from android_demo.ci import core
 from edge_runtime.link.tls import pin_of
 from outrider_core.protocol.wire import Error, Hello, Open, Welcome, decode_client, encode
-from tests.android.device import Device
+from tests.android.device import PATIENCE, Device
 from tests.broken_network import available, command_in_it
 from tests.e2e.test_proxy import proxy
 from tests.waiting import HANG
@@ -118,6 +119,7 @@ async def converse(
     async with server, proxy(port) as (through, asked):
         named = ("-Dhttps.proxyHost=127.0.0.1", f"-Dhttps.proxyPort={through}") if proxied else ()
         program = (*named, "dev.outrider.core.ClientKt")
+        settings = {"patience": asdict(replace(PATIENCE, offline=seconds)), **settings}
         async with Device(classpath, bundle, address, program, writer="CLOUD_ONLY", **settings) as device:
             device.ask([1, 5, 6])
             for text in ("", *told):
