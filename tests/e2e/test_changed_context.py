@@ -14,7 +14,7 @@ from cloud.server.service import Verifier
 from cloud.settings import Settings
 from cloud.torch_engine.loading import torch_model
 from edge_runtime.events import Event, Finished, Provisional, Verified
-from edge_runtime.options import RuntimeOptions
+from edge_runtime.options import FIXED_TREES, RuntimeOptions
 from edge_runtime.runtime import EdgeRuntime
 from edge_runtime.session.policy import Policy
 from edge_runtime.session.timeouts import Patience
@@ -43,6 +43,7 @@ def serving(folders: Folders, context: int) -> Iterator[int]:
 async def answered(bundle: Bundle, first: int, then: int, verified: int, alone: int) -> list[Event]:
     """An answer whose verifier moves from port `first` to `then`.
 
+    A stream could fill the first verifier's context before the cut, so the device sends trees.
     The link is cut once `verified` tokens are there. It comes back when as many as `alone` more are there, or when the
     drafter takes the answer to be over.
     """
@@ -53,6 +54,7 @@ async def answered(bundle: Bundle, first: int, then: int, verified: int, alone: 
             bundle,
             link.address,
             RuntimeOptions(patience=PATIENCE, policy=Policy(offline="continue", offline_rate=500.0), threads=1),
+            FIXED_TREES,
         ) as runtime,
     ):
         async for event in runtime.generate(PROMPT, max_new_tokens=MAX_NEW):
