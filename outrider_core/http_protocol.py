@@ -7,6 +7,7 @@ import logging
 import socket
 import ssl
 import sys
+from asyncio.sslproto import SSLProtocol
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -23,6 +24,8 @@ KEEP_ALIVE = 100
 logging.getLogger("uvicorn.error").addFilter(lambda record: record.msg != "Invalid HTTP request received.")
 #: seconds to wait if no socket can be accepted
 ACCEPT_AGAIN = 0.1
+#: bytes that one TLS socket may read at once; asyncio's own 256 KiB are taken before a handshake has begun
+TLS_BUFFER = 1 << 16
 #: chunks of one body that may have any size; later ones need CHUNK bytes on average: each takes the loop some 30 us
 FREE_CHUNKS, CHUNK = 256, 256
 
@@ -171,6 +174,8 @@ class HttpProtocol(H11Protocol):
     def send_400_response(self, msg: str) -> None:
         """Refuse bytes that are not a request or a body, and close. After a reply has begun, only close."""
         fault = sys.exception()
+        if fault is not None:
+            fault.__traceback__ = None  # its frames hold it, and the socket's buffers
         self._bounds.refused("invalid_request")
         if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
             self.transport.abort()
@@ -210,7 +215,7 @@ class HttpProtocol(H11Protocol):
         self._reading.lift()
         self._writing.lift()
         self.leave()
-        super().connection_lost(exc)
+        super().connection_lost(None)  # after an error uvicorn would keep its timer, and TLS its buffers
 
 
 class TlsServer:
@@ -229,6 +234,7 @@ class TlsServer:
     ) -> None:
         self._make, self._context, self._seconds = make, context, seconds
         listener.setblocking(False)
+        SSLProtocol.max_size = TLS_BUFFER
         self._handshakes = set[asyncio.Task[None]]()
         self._accepting = asyncio.create_task(self._accept(listener))
 
@@ -259,5 +265,6 @@ class TlsServer:
         times = {"ssl_handshake_timeout": self._seconds, "ssl_shutdown_timeout": LAST_READ}
         try:
             await asyncio.get_running_loop().connect_accepted_socket(lambda: http, accepted, ssl=self._context, **times)
-        except OSError:
+        except OSError as error:
+            error.__traceback__ = None  # its frames hold it, and the socket's buffers
             http.no_tls()
