@@ -57,7 +57,7 @@ def compare(
     rows = POOL_BLOCK * max(-(-len(answer.ids) // POOL_BLOCK) for answer in answers)
     runner = OnnxRunner.of(copy, rows)
     wanted = np.concatenate([state[answer.start - 1 :] for state, answer in zip(states, answers, strict=True)])
-    found = (row for answer in answers for row in _logits(runner, answer))
+    found = (row for answer in answers for row in answer_logits(runner, answer))
     same, divergence = 0, 0.0
     for start in range(0, len(wanted), TOGETHER):
         for logits in head_logits(weights, config, wanted[start : start + TOGETHER]):
@@ -67,7 +67,7 @@ def compare(
     return Quality(len(wanted), same / len(wanted), divergence / len(wanted))
 
 
-def _logits(runner: OnnxRunner, answer: WrittenAnswer) -> Iterator[Floats]:
+def answer_logits(runner: OnnxRunner, answer: WrittenAnswer) -> Iterator[Floats]:
     """Yield the logits from which each token of the answer was drawn."""
     if answer.start > 1:
         runner.forward([Part(0, 0, tuple(answer.ids[: answer.start - 1]), wanted=False)])
