@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import onnxruntime
 from numpy.typing import NDArray
-from onnx import TensorProto, helper
+from onnx import helper
 
 from outrider_core import durable
 from outrider_core.protocol.sampling import Sampling
@@ -23,6 +24,7 @@ from outrider_core.targets.part import POOL_BLOCK, Part
 from outrider_core.targets.products import open_session
 
 Doubles = NDArray[np.float64]
+_Tensors = dict[str, NDArray[Any]]
 
 #: prompts for the target; the kinds of text matter here, not their number
 PROMPTS = (
@@ -78,13 +80,14 @@ class InputMoments:
         self._graph = onnx.load(bundle.graph, load_external_data=False)
         dims = {tensor.name: tensor.dims for tensor in self._graph.graph.initializer}
         self._rounded = bundle.bits == 8
-        self._widths, self._read_by = dict[str, int](), dict[str, str]()  # number of inputs, and their name
-        for node in self._graph.graph.node:
+        self._products, self._widths = dict[str, int](), dict[str, int]()  # the product's node, and number of inputs
+        for index, node in enumerate(self._graph.graph.node):
             if node.op_type in ("MatMulIntegerToFloat", "FusedMatMul") and node.input[1].endswith(TABLE):
                 name = node.input[1].removesuffix(TABLE)
+                self._products[name] = index
                 self._widths[name] = dims[node.input[1]][0 if self._rounded else 1]
-                self._read_by[name] = node.input[0]
         self._moments = dict[str, Doubles]()
+        self._begin, self._states = 0, [_Tensors() for _ in texts]  # each text is read up to this node
 
     def of(self, name: str) -> Doubles | None:
         """Return float64 [inputs, inputs]; None for a layer that is too wide."""
@@ -107,29 +110,53 @@ class InputMoments:
         return lot
 
     def _read(self, names: Sequence[str]) -> dict[str, Doubles]:
-        session = self._session(names)
-        runs = [session.run(None, _feeds(text, self._bundle.config)) for text in self._texts]
+        """Read on to the last of these layers' products; the texts' tensors that later nodes need are kept."""
+        end = self._products[names[-1]]
+        wanted = {name: self._inputs(name) for name in names}
+        known = self._made(0, self._begin)
+        kept = self._used(end) & self._made(0, end)
+        outputs = list(({each for inputs in wanted.values() for each in inputs} | kept) - known)
+        session = self._session(end, outputs)
+        fed = {each.name for each in session.get_inputs()}
+        for index, text in enumerate(self._texts):
+            feeds = _feeds(text, self._bundle.config) | self._states[index]
+            found = session.run(outputs, {name: feeds[name] for name in fed})
+            self._states[index] = self._states[index] | dict(zip(outputs, found, strict=True))
         moments = dict[str, Doubles]()
-        for index, name in enumerate(names):
-            if self._rounded:
-                rounded, largest = (np.concatenate([run[2 * index + which] for run in runs]) for which in (0, 1))
-                x = (rounded.astype(np.float64) - 128) * (largest / 127)
-            else:
-                x = np.concatenate([run[index] for run in runs]).astype(np.float64)
-            moments[name] = x.T @ x
+        for name, inputs in wanted.items():
+            x, *largest = (np.concatenate([state[each] for state in self._states]) for each in inputs)
+            wide = (x.astype(np.float64) - 128) * (largest[0] / 127) if largest else x.astype(np.float64)
+            moments[name] = wide.T @ wide
+        self._begin, self._states = end, [{name: state[name] for name in kept} for state in self._states]
         return moments
 
-    def _session(self, names: Sequence[str]) -> onnxruntime.InferenceSession:
-        """Open the target up to these layers; its outputs are their inputs instead of logits."""
+    def _inputs(self, product: str) -> list[str]:
+        """Return the names of what a product reads: the input, or rounded ones and the largest of each row."""
+        return [product + INPUT, product + LARGEST] if self._rounded else [self._node(product).input[0]]
+
+    def _node(self, product: str) -> onnx.NodeProto:
+        return self._graph.graph.node[self._products[product]]
+
+    def _made(self, begin: int, end: int) -> set[str]:
+        return {name for node in self._graph.graph.node[begin:end] for name in node.output}
+
+    def _used(self, begin: int, end: int | None = None) -> set[str]:
+        return {name for node in self._graph.graph.node[begin:end] for name in node.input}
+
+    def _session(self, end: int, outputs: Sequence[str]) -> onnxruntime.InferenceSession:
+        """Open the nodes from where the texts were read to `end`; inputs are what they lack."""
+        whole, nodes = self._graph.graph, self._graph.graph.node[self._begin : end]
+        used = self._used(self._begin, end)
+        state = {name: value for name, value in self._states[0].items() if name in used}
+        inputs = [each for each in whole.input if each.name in used] + [
+            helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(value.dtype), [None] * value.ndim)
+            for name, value in state.items()
+        ]
         model = onnx.ModelProto()
         model.CopyFrom(self._graph)
-        del model.graph.output[:]
-        for name in names:
-            if self._rounded:
-                model.graph.output.append(helper.make_tensor_value_info(name + INPUT, TensorProto.UINT8, None))
-                model.graph.output.append(helper.make_tensor_value_info(name + LARGEST, TensorProto.FLOAT, None))
-            else:
-                model.graph.output.append(helper.make_tensor_value_info(self._read_by[name], TensorProto.FLOAT, None))
+        tables = [tensor for tensor in whole.initializer if tensor.name in used]
+        made = [onnx.ValueInfoProto(name=name) for name in outputs]  # ONNX Runtime infers their types
+        model.graph.CopyFrom(helper.make_graph(nodes, whole.name, inputs, made, tables))
         path = self._bundle.folder / "inputs.onnx"  # in this folder, where it finds its tables
         onnx.save(model, path)
         try:

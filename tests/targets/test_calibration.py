@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import onnx
+import onnxruntime
 import pytest
 import torch
 from hypothesis import given, settings
@@ -16,7 +18,8 @@ from outrider_core.targets.bundle import TargetBundle
 from outrider_core.targets.calibration import ANSWER_TOKENS, PROMPTS, InputMoments, write_texts
 from outrider_core.targets.convert import make_target_bundle
 from outrider_core.targets.part import Part
-from outrider_core.targets.quantise import quantise8
+from outrider_core.targets.products import open_session
+from outrider_core.targets.quantise import _inverse, quantise8
 from outrider_core.targets.runner import OnnxRunner
 from outrider_core.targets.source import TargetSource
 from outrider_core.targets.weights import Floats
@@ -87,6 +90,32 @@ def test_moments_are_of_what_the_layers_read(plain: TargetBundle) -> None:
     stream = together.of("layers.2.mlp.gate_up")
     assert stream is not None
     np.testing.assert_allclose(stream.trace(), tokens * plain.config.hidden_size, rtol=0.01)
+
+
+def test_texts_are_read_once(plain: TargetBundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many lots there are, no node runs twice."""
+    read = list[str]()
+
+    def opened(path: str) -> onnxruntime.InferenceSession:
+        read.extend(node.output[0] for node in onnx.load(path, load_external_data=False).graph.node)
+        return open_session(path)
+
+    monkeypatch.setattr("outrider_core.targets.calibration.open_session", opened)
+    moments = InputMoments(plain, TEXTS, most_bytes=1)
+    for name in ("layers.0.self_attn.qkv", "layers.0.mlp.down_proj", "layers.2.self_attn.o_proj", "lm_head"):
+        assert moments.of(name) is not None
+    whole = [node.output[0] for node in onnx.load(plain.graph, load_external_data=False).graph.node]
+    assert read == whole[: len(read)] and len(read) > 0.9 * len(whole)
+
+
+@settings(max_examples=20)
+@given(st.integers(0, 99), st.integers(1, 200))
+def test_a_triangle_is_inverted(seed: int, size: int) -> None:
+    x = inputs(seed, size, 2 * size)
+    upper = np.linalg.cholesky(moments_of(x) + np.eye(size)).T
+    inverse = _inverse(upper)
+    np.testing.assert_array_equal(inverse, np.triu(inverse))
+    np.testing.assert_allclose(inverse @ upper, np.eye(size), atol=1e-9)
 
 
 def test_layers_that_are_too_wide_have_none(plain: TargetBundle, monkeypatch: pytest.MonkeyPatch) -> None:
