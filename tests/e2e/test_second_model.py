@@ -41,6 +41,8 @@ SHORT = (PROMPTS[3], PROMPTS[6], PROMPTS[19])
 SUM = "Give a and b for 17 plus 25 as JSON."
 FORM = {"type": "json_schema", "json_schema": {"name": "sum", "schema": SCHEMAS["add"], "strict": False}}
 OPTIONS = RuntimeOptions(policy=Policy(offline_rate=1000))
+#: most tries to cut a short answer in time: a device that opens an understudy may read the whole answer at once
+CUTS = 8
 #: a difference of logits that another order of sums may turn
 NEAR_TIE = 0.02
 pytestmark = optional
@@ -120,12 +122,15 @@ def test_a_drafter_of_ten_steps_changes_no_token(tmp_path: Path) -> None:
 def test_json_through_a_cut(bundle: Bundle, verifier: VerifierProcess) -> None:
     async def run() -> list[Finished]:
         async with EmulatedLink(verifier.port) as link, EdgeRuntime(bundle, link.address, OPTIONS) as runtime:
-            return [await answer(runtime, link, SUM, cut, response_format=FORM) for cut in (False, True)]
+            ends = [await answer(runtime, link, SUM, False, response_format=FORM)]
+            while not ends[-1].stats.provisional and len(ends) <= CUTS:
+                ends.append(await answer(runtime, link, SUM, True, response_format=FORM))
+            return ends
 
-    plain, through = asyncio.run(run())
-    assert json.loads(through.verified) == {"a": 17, "b": 25}
-    assert through.token_ids == plain.token_ids
-    assert through.stats.provisional > 0
+    ends = asyncio.run(run())
+    assert json.loads(ends[0].verified) == {"a": 17, "b": 25}
+    assert all(end.token_ids == ends[0].token_ids for end in ends)
+    assert ends[-1].stats.provisional > 0
 
 
 async def answer(runtime: EdgeRuntime, link: EmulatedLink, prompt: str, cut: bool, **held: Any) -> Finished:
