@@ -72,7 +72,8 @@ def make_plan(options: TargetOptions) -> TargetPlan:
         disk_bytes=size + kept,
         memory_bytes=BASE_BYTES
         + max(
-            int(LOADED[options.bits] * size + (LOADED[first] * kept if first else 0)),
+            int(LOADED[options.bits] * size),  # one copy is loaded at a time
+            int(LOADED[first] * kept) if first else 0,
             WRITTEN_BYTES * config.vocab_size * config.hidden_size + LAYER_COPIES * layer,
         ),
         seconds=config.linear_weights * (ROUNDING + COMPARING * read),

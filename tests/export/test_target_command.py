@@ -14,10 +14,13 @@ import torch
 
 from export.__main__ import main
 from export.target import target as module
+from export.target.target_options import TargetOptions
+from export.target.target_plan import BASE_BYTES, LOADED, make_plan
 from outrider_core.targets.bundle import DATA_FILE, MANIFEST_FILE, open_target_bundle
 from outrider_core.targets.identity import model_identity
 from outrider_core.targets.part import Part
 from outrider_core.targets.runner import OnnxRunner
+from outrider_core.targets.source import TargetSource
 from tests.export.conftest import ENVIRONMENT, ROOT
 from tests.tiers import first
 from tests.tiny import tiny_model, tiny_tokenizer
@@ -176,6 +179,16 @@ def test_a_dry_run_writes_nothing(
     shown = capsys.readouterr().err
     assert "4-bit weights in blocks of 32" in shown and "GB" in shown and left(tmp_path) == []
     assert "about 0.0 processor minutes; to calibrate" in shown
+
+
+def test_the_forecast_has_one_copy_in_memory_at_a_time(source: Path, tmp_path: Path) -> None:
+    """The float32 copy that 4 bits are calibrated by is gone before they are loaded."""
+    plans = {
+        bits: make_plan(TargetOptions(target=TargetSource("tiny", source), output_dir=tmp_path / "out", bits=bits))
+        for bits in (4, 32)
+    }
+    loaded = BASE_BYTES + int(LOADED[4] * plans[4].bundle_bytes)
+    assert plans[4].memory_bytes == max(plans[32].memory_bytes, loaded)
 
 
 def test_prompts_are_read_before_anything_is_lowered(
