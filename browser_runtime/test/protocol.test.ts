@@ -34,6 +34,9 @@ test("fields of later versions are passed over, those of earlier ones filled in"
   const verdict = decodeServer(frame([7, 0, 1, 4, none, 17, 0, none]));
   assert.ok(verdict.type === "Verdict");
   assert.deepEqual([verdict.treeBudget, verdict.queueUs, verdict.engineUs], [0, 0, 0]);
+  const welcome = decodeServer(frame([2, 1, "", "", 1, 1, 1, 1]));
+  assert.ok(welcome.type === "Welcome");
+  assert.deepEqual([welcome.streamTokens, welcome.queueUs], [0, 0]);
 });
 
 test("fields out of their bounds, and bytes that are no message, throw WireError alone", () => {
@@ -46,6 +49,9 @@ test("fields out of their bounds, and bytes that are no message, throw WireError
     [4, 1],
     [7, 0, 1, 4, new Uint8Array(256), 17, 0, new Uint8Array()],
     [7, 0, 1, 4, new Uint8Array(), 17, 16, new Uint8Array()],
+    [2, 1, "", "", 1, 1, 1, 1, "", new Uint8Array(), 0, "", -1],
+    [2, 1, "", "", 1, 1, 1, 1, "", new Uint8Array(), 0, "", 10_000],
+    [2, 1, "", "", 1, 1, 1, 1, "", new Uint8Array(), 0, "", 100, 2 ** 31],
     [12, 256, ""],
     [12, 1, "x".repeat(513)],
     [99],

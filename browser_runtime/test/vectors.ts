@@ -59,6 +59,12 @@ export function toHex(bytes: Uint8Array): string {
 const camel = (name: string) => name.replace(/_(.)/g, (_, letter) => letter.toUpperCase());
 const snake = (name: string) => name.replace(/[A-Z]/g, letter => `_${letter.toLowerCase()}`);
 
+/** Fields that were appended to messages, with their defaults; vectors omit them if they say nothing. */
+const LATER: Record<string, Record<string, Any>> = {
+  Hello: { arithmetic: "" },
+  Welcome: { constraints: 0, arithmetic: "", streamTokens: 0, queueUs: 0 },
+};
+
 /** Make a message from its fields. */
 export function message(fields: Any): Message {
   const entries = Object.entries(fields).map(([name, value]: [string, Any]) => {
@@ -66,15 +72,13 @@ export function message(fields: Any): Message {
     if (name === "constraint") return [name, constraint(value)];
     return [camel(name), value?.hex === undefined ? value : fromHex(value.hex)];
   });
-  const said = { Hello: { arithmetic: "" }, Welcome: { constraints: 0, arithmetic: "" } };
-  return { ...said[fields.type as keyof typeof said], ...Object.fromEntries(entries) };
+  return { ...LATER[fields.type], ...Object.fromEntries(entries) };
 }
 
-/** The inverse of `message`; vectors omit `constraints` if it is 0, and an empty `arithmetic`. */
+/** The inverse of `message`. */
 export function fields(of: Message): Any {
-  const told = Object.entries(of).filter(
-    ([name, value]) => !(name === "constraints" && value === 0) && !(name === "arithmetic" && value === ""),
-  );
+  const later = LATER[of.type] ?? {};
+  const told = Object.entries(of).filter(([name, value]) => !(name in later && value === later[name]));
   const entries = told.map(([name, value]) => {
     if (value instanceof Sampling) {
       const { temperature, topK: top_k, topP: top_p, minP: min_p } = value;

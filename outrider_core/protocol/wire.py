@@ -52,6 +52,8 @@ Hash = Annotated[str, Meta(max_length=64)]
 #: a verifier's arithmetic, such as "torch-float32": printable ASCII; "": unknown
 Arithmetic = Annotated[str, Meta(max_length=64, pattern=r"^[ -~]*\Z")]
 Ids = Annotated[bytes, Meta(max_length=4 * MAX_TOKENS)]
+#: tokens of a step, in hundredths
+Hundredths = Annotated[int, Meta(ge=0, lt=10_000)]
 
 
 class WireError(ValueError):
@@ -82,6 +84,8 @@ class Welcome(_Message, tag=2, frozen=True):
     costs: Annotated[bytes, Meta(max_length=8 * MAX_POINTS)] = b""  # outrider_core.protocol.costs, if known
     constraints: Count = 0  # those it supports: constraint.OBEYS_*; it ignores unsupported ones in an OPEN
     arithmetic: Arithmetic = ""
+    stream_tokens: Hundredths = 0  # that a step of its streams brought lately; 0: unknown
+    queue_us: Count = 0  # time that a round lately waited for the engine; 0: none, or unknown
 
     def computes_in(self, arithmetic: str) -> bool:
         """Return whether it may continue an answer begun in `arithmetic`: yes if one of the two is unknown."""

@@ -36,9 +36,13 @@ NOISE_FILE, FRAMES_FILE, ENDINGS_FILE = FOLDER / "noise.json", FOLDER / "frames.
 SEEDS = (0, 1, 7, 2**31, 2**32 - 1, 2**32, 0x0123456789ABCDEF, 2**63 - 1)
 POSITIONS = (0, 1, 17, 2047, 131071, 2**31 - 1)
 TOKENS = (0, 1, 2, 255, 49151, 151935)
-#: fields that were appended to messages, and that vectors leave out where they say nothing
 TOOLS = ToolRules((ToolFunction("add", {"type": "object", "properties": {}}),), required=True)
-LATER = {"constraint", "constraints", "arithmetic"}
+#: fields that were appended to messages, and that vectors leave out where they say nothing
+LATER = {
+    "Hello": {"arithmetic"},
+    "Welcome": {"constraints", "arithmetic", "stream_tokens", "queue_us"},
+    "Open": {"constraint"},
+}
 STRUCTS: dict[str, type[Any]] = {"sampling": Sampling, "constraint": Constraint}
 
 
@@ -96,6 +100,9 @@ def golden_messages() -> dict[str, ClientMessage | ServerMessage]:
         "hello_arithmetic": wire.Hello(1, "a" * 16, "b" * 16, "outrider", "onnx-8-v6"),
         "welcome_arithmetic": wire.Welcome(
             1, "a" * 16, "b" * 16, 49152, 2048, 64, 32, "verifier", b"", OBEYS_BIAS, "torch-bfloat16"
+        ),
+        "welcome_told": wire.Welcome(
+            1, "a" * 16, "b" * 16, 49152, 2048, 64, 32, "verifier", curve.pack(), 0, "", 9_999, 2**31 - 1
         ),
         "open_bias": wire.Open(
             3,
@@ -161,7 +168,8 @@ def plain(value: Any) -> Any:
 def fields_of(message: ClientMessage | ServerMessage) -> dict[str, Any]:
     """Its fields by name; those of LATER only where they say something."""
     fields = {name: plain(getattr(message, name)) for name in message.__struct_fields__}
-    return {"type": type(message).__name__, **{n: v for n, v in fields.items() if v or n not in LATER}}
+    name = type(message).__name__
+    return {"type": name, **{n: v for n, v in fields.items() if v or n not in LATER.get(name, ())}}
 
 
 def decoded(fields: dict[str, Any]) -> dict[str, Any]:

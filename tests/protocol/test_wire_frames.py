@@ -102,7 +102,19 @@ CLIENT = [
 ]
 SERVER = [
     st.builds(
-        Welcome, st.integers(0, 2**63), text64, text64, count, count, count, count, text128, blob, count, arithmetic
+        lambda told, *fields: Welcome(*fields, *told),
+        st.tuples(st.integers(0, 9_999), count),
+        st.integers(0, 2**63),
+        text64,
+        text64,
+        count,
+        count,
+        count,
+        count,
+        text128,
+        blob,
+        count,
+        arithmetic,
     ),
     st.builds(Opened, stream, count, count),
     st.builds(Features, stream, count, blob),
@@ -201,7 +213,7 @@ def test_prompts_of_similar_length_have_one_frame_size(first: int, second: int) 
 
 WITH_DEFAULTS = [
     (Hello(1, "t", "d"), 2),
-    (Welcome(1, "t", "d", 5, 6, 7, 8), 4),
+    (Welcome(1, "t", "d", 5, 6, 7, 8), 6),
     (Open(1, bytes(16), 2, b"", 3, Sampling()), 1),
     (Verdict(1, 2, 3, b"", 4, 0, b"rows"), 3),
     (Generate(1, 2, 3, 4), 1),
@@ -235,7 +247,7 @@ def test_older_and_newer_sampling_inside_open() -> None:
 
 # bounds
 
-HELLO, WELCOME = [1, 1, "t", "d", "c", "a"], [2, 1, "t", "d", 1, 1, 1, 1, "s", b"", 0, "a"]
+HELLO, WELCOME = [1, 1, "t", "d", "c", "a"], [2, 1, "t", "d", 1, 1, 1, 1, "s", b"", 0, "a", 100, 5]
 OPEN = [3, 1, bytes(16), 0, b"", 0, [0.5, 1, 0.9, 0.1, 3]]
 CONSTRAINED = [*OPEN, [0, 0.5, -0.5, bytes(4), bytes(4), 2, "{}"]]
 VERIFY, VERDICT = [6, 1, 2, 3, b"", b""], [7, 1, 2, 3, b"", 4, 0, b"", 1, 1, 1]
@@ -246,6 +258,8 @@ OUT_OF_BOUNDS = [
     (HELLO, {1: 0}), (HELLO, {1: 2**16}), (HELLO, {2: "x" * 65}), (HELLO, {3: "x" * 65}), (HELLO, {4: "x" * 129}),
     (WELCOME, {4: -1}), (WELCOME, {5: 2**31}), (WELCOME, {6: -1}), (WELCOME, {7: 2**31}), (WELCOME, {8: "x" * 129}),
     *((HELLO, {5: text}) for text in BAD_ARITHMETIC), *((WELCOME, {11: text}) for text in BAD_ARITHMETIC),
+    (WELCOME, {12: -1}), (WELCOME, {12: 10_000}), (WELCOME, {12: 1.5}), (WELCOME, {12: None}),
+    (WELCOME, {13: -1}), (WELCOME, {13: 2**31}), (WELCOME, {13: "5"}),
     (OPEN, {1: -1}), (OPEN, {1: 2**16}), (OPEN, {2: bytes(15)}), (OPEN, {2: bytes(17)}), (OPEN, {2: b""}),
     (OPEN, {3: -1}), (OPEN, {3: 2**32}), (OPEN, {4: bytes(4 * MAX_TOKENS + 1)}), (OPEN, {5: -1}), (OPEN, {5: 2**31}),
     (OPEN, {6: [NAN]}), (OPEN, {6: [INF]}), (OPEN, {6: [-0.1]}), (OPEN, {6: [100.5]}), (OPEN, {6: ["1"]}),

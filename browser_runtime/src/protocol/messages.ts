@@ -19,7 +19,8 @@ export interface Hello {
 /**
  * The verifier's answer to Hello. maxContext: committed and drafted tokens; maxNodes: of one tree; treeBudget: nodes that
  * the server would like a tree to have at most, now; costs: for `CostCurve.unpack`, empty if unknown; constraints: those it
- * supports, OBEYS_*; arithmetic: such as "torch-float32", "" if unknown.
+ * supports, OBEYS_*; arithmetic: such as "torch-float32", "" if unknown; streamTokens: that a step of its streams brought
+ * lately, in hundredths, 0 if unknown; queueUs: time that a round lately waited for the engine, 0 if none or unknown.
  */
 export interface Welcome {
   type: "Welcome";
@@ -34,6 +35,8 @@ export interface Welcome {
   costs: Uint8Array;
   constraints: number;
   arithmetic: string;
+  streamTokens: number;
+  queueUs: number;
 }
 
 /** Return whether a verifier may continue an answer begun in `arithmetic`: yes if one of the two is unknown. */

@@ -148,6 +148,8 @@ const SCHEMAS: Record<Message["type"], [number, Record<string, Kind>]> = {
       costs: bytes(0, 8 * MAX_POINTS, new Uint8Array()),
       constraints: later,
       arithmetic,
+      streamTokens: int(0, 9999, 0),
+      queueUs: later,
     },
   ],
   Open: [3, { stream, session: bytes(16, 16), seq, tokens: ids, featuresHave: count, sampling, constraint }],

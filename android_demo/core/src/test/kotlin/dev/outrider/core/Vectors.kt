@@ -74,7 +74,7 @@ internal object Vectors {
             "Welcome" -> Welcome(
                 f.field("protocol"), f.field("target_hash"), f.field("drafter_hash"), f.int("vocab_size"),
                 f.int("max_context"), f.int("max_nodes"), f.int("tree_budget"), f.field("server"), bytes(f, "costs"),
-                (f as Map<*, *>)["constraints"]?.let { (it as Long).toInt() } ?: 0, arithmetic(f),
+                later(f, "constraints"), arithmetic(f), later(f, "stream_tokens"), later(f, "queue_us"),
             )
             "Open" -> Open(
                 stream(), bytes(f, "session"), seq(), bytes(f, "tokens"), f.int("features_have"),
@@ -106,8 +106,9 @@ internal object Vectors {
             "protocol" to m.protocol, "target_hash" to m.targetHash, "drafter_hash" to m.drafterHash,
             "vocab_size" to m.vocabSize, "max_context" to m.maxContext, "max_nodes" to m.maxNodes,
             "tree_budget" to m.treeBudget, "server" to m.server, "costs" to hex(m.costs),
-        ) + (if (m.constraints != 0) mapOf("constraints" to m.constraints) else emptyMap()) +
-            told(m.arithmetic)
+        ) + told(m.arithmetic) +
+            mapOf("constraints" to m.constraints, "stream_tokens" to m.streamTokens, "queue_us" to m.queueUs)
+                .filterValues { it != 0 }
         is Open -> mapOf(
             "stream" to m.stream, "session" to hex(m.session), "seq" to m.seq, "tokens" to hex(m.tokens),
             "features_have" to m.featuresHave,
@@ -136,6 +137,8 @@ internal object Vectors {
             "code" to m.code, "text" to m.text, "stream" to m.stream, "retry_after_ms" to m.retryAfterMs,
         )
     }
+
+    private fun later(fields: Any?, name: String): Int = ((fields as Map<*, *>)[name] as Long? ?: 0).toInt()
 
     private fun arithmetic(fields: Any?): String = (fields as Map<*, *>)["arithmetic"] as String? ?: ""
 

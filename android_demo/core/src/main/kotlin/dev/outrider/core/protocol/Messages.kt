@@ -35,7 +35,8 @@ internal data class Hello(
  *
  * maxContext: committed and drafted tokens; maxNodes: of one tree; treeBudget: nodes that the server would like a tree
  * to have at most, now; costs: for [CostCurve.unpack], empty if unknown; constraints: those it supports, OBEYS_*;
- * arithmetic: such as "torch-float32", "" if unknown.
+ * arithmetic: such as "torch-float32", "" if unknown; streamTokens: that a step of its streams brought lately, in
+ * hundredths, 0 if unknown; queueUs: time that a round lately waited for the engine, 0 if none or unknown.
  */
 internal class Welcome(
     val protocol: Long,
@@ -49,6 +50,8 @@ internal class Welcome(
     val costs: ByteArray = EMPTY,
     val constraints: Int = 0,
     val arithmetic: String = "",
+    val streamTokens: Int = 0,
+    val queueUs: Int = 0,
 ) : ServerMessage {
     override val type get() = 2
 

@@ -31,6 +31,9 @@ internal const val MAX_SERVER_FRAME = 1 shl 20
 /** Streams of one connection. */
 internal const val STREAMS = 1 shl 16
 
+/** Tokens of a step are fewer, in hundredths. */
+private const val MOST_STREAM_TOKENS = 10_000
+
 private const val PADDING_MARK = 0x80.toByte()
 
 /** A frame that cannot be understood: truncated, out of range, wrong type, broken padding. */
@@ -58,7 +61,7 @@ private fun fieldsOf(message: Message): List<Any?> = when (message) {
     is Welcome -> with(message) {
         listOf(
             protocol, targetHash, drafterHash, vocabSize, maxContext, maxNodes, treeBudget, server, costs, constraints,
-            arithmetic,
+            arithmetic, streamTokens, queueUs,
         )
     }
     is Open -> with(message) {
@@ -116,6 +119,7 @@ internal fun decodeServer(frame: ByteArray): ServerMessage {
             2L -> Welcome(
                 integer(), text(64), text(64), count(), count(), count(), count(), optional("") { text(128) },
                 optional(EMPTY) { binary(8 * MAX_POINTS) }, optional(0) { count() }, optional("") { arithmetic() },
+                optional(0) { small(0 until MOST_STREAM_TOKENS) }, optional(0) { count() },
             )
             4L -> Opened(stream(), count(), count())
             5L -> Features(stream(), count(), binary())

@@ -50,6 +50,9 @@ class WireTest {
         writer.value(listOf(7, 0, 1, 4, ByteArray(0), 17, 0, ByteArray(0)))
         val verdict = assertIs<Verdict>(decodeServer(writer.bytes() + 0x80.toByte()))
         assertEquals(listOf(0, 0, 0), listOf(verdict.treeBudget, verdict.queueUs, verdict.engineUs))
+        val early = PackWriter().apply { value(listOf(2, 1, "", "", 1, 1, 1, 1)) }
+        val welcome = assertIs<Welcome>(decodeServer(early.bytes() + 0x80.toByte()))
+        assertEquals(listOf(0, 0), listOf(welcome.streamTokens, welcome.queueUs))
     }
 
     @Test
@@ -68,6 +71,9 @@ class WireTest {
             listOf(7, 0, 1, 4, ByteArray(0), 17, 16, ByteArray(0)), // finish
             listOf(2, 1, "h".repeat(65), "", 1, 1, 1, 1),
             listOf(2, 1, "", "", 1, 1, 1, 1, "", ByteArray(136)), // costs
+            listOf(2, 1, "", "", 1, 1, 1, 1, "", ByteArray(0), 0, "", -1), // tokens of a stream's step
+            listOf(2, 1, "", "", 1, 1, 1, 1, "", ByteArray(0), 0, "", 10_000),
+            listOf(2, 1, "", "", 1, 1, 1, 1, "", ByteArray(0), 0, "", 100, 1L shl 31), // queue
             listOf(13, 1),
             emptyList(),
         )) {
