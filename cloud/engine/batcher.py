@@ -11,6 +11,7 @@ from queue import Empty, Queue
 from cloud.engine.engine import TargetEngine
 from cloud.engine.engine_metrics import EngineMetrics
 from cloud.engine.outcome import StepOutcome
+from cloud.engine.recent_rounds import RecentRounds
 from cloud.engine.replies import RoundReplies, answer_open
 from cloud.engine.request import EngineRequest
 from cloud.engine.request_queue import RequestQueue
@@ -59,7 +60,7 @@ class Batcher:
         self.scheduler, self._engine, self._pool, self._store = scheduler, engine, engine.pool, store
         self.requests = RequestQueue(store, engine.pool, metrics, scheduler.budget, max_context)
         self._metrics, self._engine_metrics = metrics, EngineMetrics(metrics, engine.pool)
-        self.watchdog = Watchdog(MAX_STEP_SECONDS)
+        self.recent, self.watchdog = RecentRounds(), Watchdog(MAX_STEP_SECONDS)
         self._failures = 0
         self._broken: str | None = None
         self._retiming = Retiming(engine.runner, engine.pool, scheduler.budget)
@@ -203,6 +204,7 @@ class Batcher:
         self.scheduler.observe_seconds(segments, outcome.seconds)
         self.scheduler.observe(drafts.sizes, drafts.accepted)
         self._engine_metrics.observe(outcome, drafts)
+        self.recent.observe(outcome)
         self._reply(outcome)
 
     def _count_failure(self) -> None:

@@ -101,10 +101,11 @@ class RoundReplies:
             finish=path.finish,
             rows=rows,
             tree_budget=self._tree_budget,
-            queue_us=0 if same_step else _microseconds(self._outcome.queue_seconds(request)),
-            engine_us=0 if same_step else _microseconds(self._outcome.seconds),
+            queue_us=0 if same_step else microseconds(self._outcome.queue_seconds(request)),
+            engine_us=0 if same_step else microseconds(self._outcome.seconds),
         )
 
 
-def _microseconds(seconds: float) -> int:
+def microseconds(seconds: float) -> int:
+    """Return a time as messages carry it."""
     return min(int(seconds * 1e6), _MAX_MICROSECONDS)

@@ -10,6 +10,7 @@ from cloud.engine.constraints import ConstraintDesk
 from cloud.engine.engine import TargetEngine
 from cloud.engine.kvpool import KVPool
 from cloud.engine.prefixes import Prefixes
+from cloud.engine.replies import microseconds
 from cloud.engine.request import EngineRequest
 from cloud.engine.served_model import ServedModel
 from cloud.engine.sessions import SessionStore
@@ -160,6 +161,7 @@ class Verifier:
 
     def welcome(self) -> Welcome:
         """Return the handshake's message to a device."""
+        recent = self.batcher.recent
         return Welcome(
             PROTOCOL_VERSION,
             self.target_hash,
@@ -172,4 +174,6 @@ class Verifier:
             curve.pack() if (curve := self.scheduler.budget.advertised()) else b"",
             self.constraints.obeys,
             self.arithmetic,
+            round(100 * recent.stream_tokens),
+            microseconds(recent.queue_seconds),
         )

@@ -97,6 +97,26 @@ def test_the_same_text_in_fewer_steps(sampling: Sampling, rows: bool) -> None:
     assert len(told[0]) == len(told[1]) and bool(told[0]) == rows
 
 
+@pytest.mark.parametrize("lookup", ["on", "off"])
+def test_devices_are_told_what_streams_bring(lookup: str) -> None:
+    """Tokens of a step of all streams; trees say nothing of it."""
+    prompt, told = [4, 5] * 6, list[int]()
+    first, *_ = plain_decode(MODEL, prompt, Sampling(), 60, eos_ids=())
+    hand, steps = looking_up(lookup=lookup), 0
+    for session in (bytes(16), b"s" * 16):
+        hand.open(session, prompt)
+        verified = hand.verify(session, 1, 12, TokenTree.chain([first]))
+        hand.finish()
+        verdict = verdicts(verified)[-1]
+        assert len(verdict.accepted) == 1
+        told.append(hand.verifier.welcome().stream_tokens)
+        steps += steps_of(hand, [hand.generate(session, 2, 14, 40)])
+    told.append(hand.verifier.welcome().stream_tokens)
+    assert told[0] == 0, "none has run"
+    assert told[1:] == [100, 100] if lookup == "off" else min(told[1:]) > 120
+    assert told[2] == pytest.approx(100 * 80 / steps, abs=0.6)
+
+
 @settings(max_examples=10, deadline=None)
 @given(
     prompts=st.lists(st.lists(st.integers(4, 11), min_size=1, max_size=30), min_size=1, max_size=4),

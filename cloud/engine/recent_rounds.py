@@ -1,0 +1,45 @@
+"""What rounds brought and waited for lately. WELCOME says it, so that a new device begins right."""
+
+from __future__ import annotations
+
+import time
+from math import inf
+from statistics import fmean
+
+from cloud.engine.outcome import StepOutcome
+from cloud.engine.tree_budget import SMOOTHING
+
+#: least weight of the newest step in the tokens of streams: texts differ, and a new device's is none of theirs
+STREAM_SMOOTHING = 0.01
+#: after so many seconds without a step, earlier waiting times say nothing any more
+IDLE_SECONDS = 5.0
+
+
+class RecentRounds:
+    """Learns from every step. Any thread may read. stream_tokens: of a stream's step, smoothed over the streams of all
+    sessions; 0.0: none has run yet."""
+
+    def __init__(self) -> None:
+        self.stream_tokens, self._stream_steps = 0.0, 0
+        self._queue, self._ended = 0.0, -inf  # when the last step ended, by time.perf_counter()
+
+    @property
+    def queue_seconds(self) -> float:
+        """How long a round waited for the engine, smoothed; 0.0 if none has run for a while."""
+        return 0.0 if self._idle(time.perf_counter()) else self._queue
+
+    def observe(self, outcome: StepOutcome) -> None:
+        """Learn from a step, before it is answered."""
+        if streams := [1 + len(path.accepted) for _, request, path in outcome.rounds() if not request.is_drafted]:
+            self._stream_steps += 1
+            weight = max(STREAM_SMOOTHING, 1 / self._stream_steps)
+            self.stream_tokens += weight * (fmean(streams) - self.stream_tokens)
+        if self._idle(outcome.began):
+            self._queue = 0.0
+        # a round whose prompt runs in the same step has waited for that
+        if waits := [outcome.queue_seconds(each) for segment, each, _ in outcome.rounds() if not segment.prefill]:
+            self._queue += SMOOTHING * (fmean(waits) - self._queue)
+        self._ended = outcome.began + outcome.seconds
+
+    def _idle(self, now: float) -> bool:
+        return now - self._ended > IDLE_SECONDS
