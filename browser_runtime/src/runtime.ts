@@ -325,7 +325,7 @@ export class EdgeRuntime {
   /** Process events since the last answer; the link itself has their effects. */
   private catchUp(): void {
     for (let event = this.inbox.take(); event; event = this.inbox.take()) {
-      if (event.type === "up") this.controller.pace.linked(event.welcome.costs, event.rtt);
+      if (event.type === "up") this.controller.pace.linked(event.welcome, event.rtt);
     }
   }
 

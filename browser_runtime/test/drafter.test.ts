@@ -153,8 +153,10 @@ test("pace measures and chooses as the vectors have it", () => {
 });
 
 function measure(pace: Pace, call: string, given: Any[]): void {
-  if (call === "linked") pace.linked(fromHex(given[0]), given[1]);
-  else if (call === "drafted") pace.tree.drafted(given[0], given[1]);
+  if (call === "linked") {
+    const [costs, rtt, streamTokens, queueUs] = given;
+    pace.linked({ costs: fromHex(costs), streamTokens, queueUs }, rtt);
+  } else if (call === "drafted") pace.tree.drafted(given[0], given[1]);
   else if (call === "streamed") pace.streamed(given[0], given[1], given[2], given[3]);
   else if (call === "waited") pace.waited(given[0]);
   else if (call === "prepared") pace.prepared();

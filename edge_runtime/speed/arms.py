@@ -152,7 +152,7 @@ class ChainArm:
 @dataclass
 class StreamArm:
     """gap: between tokens; usual_gap: in the answers so far; gaps, usual_gaps: measurements behind them; a guess is
-    one. late: tokens arrive that an outage held back.
+    one. late: tokens arrive that an outage held back. told: tokens a step, as WELCOME has them.
     """
 
     gap: float | None = None
@@ -160,6 +160,7 @@ class StreamArm:
     usual_gap: float | None = None
     usual_gaps: int = 0
     late: bool = False
+    told: float = 1.0
 
     def came(self, gap: float, engine: float, overdue: bool, same_step: bool) -> None:
         """A token came `gap` after the one before it. Tokens delayed by an outage are ignored."""
@@ -185,4 +186,4 @@ class StreamArm:
         """Tokens per second; None where nothing is known."""
         if self.gap is not None:
             return 1 / max(LEAST_SECONDS, self.gap)
-        return 1 / (step + costs.queue) if (step := costs.step(0)) else None
+        return self.told / (step + costs.queue) if (step := costs.step(0)) else None

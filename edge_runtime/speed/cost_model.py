@@ -20,8 +20,8 @@ def blend(old: float | None, new: float, weight: float = SMOOTHING) -> float:
 class CostModel:
     """curve: as WELCOME advertised it; None: a step is taken to last a second, see `slowdown`. slowdown,
     token_slowdown: of steps for trees and for single tokens: measured time over advertised time. rtt: of a round,
-    without the verifier's engine and queue. exposed: drafting between a tree's verdict and the next VERIFY; 0.0:
-    nothing tells of it.
+    without the verifier's engine and queue. queue: of a round; as WELCOME has it at first. exposed: drafting between a
+    tree's verdict and the next VERIFY; 0.0: nothing tells of it.
     """
 
     curve: CostCurve | None = None

@@ -41,8 +41,9 @@ class Pace:
         curve = unpack_costs(welcome.costs)
         self.costs = replace(self.costs, rtt=rtt)
         if curve is None or curve != self.costs.curve:
-            self.costs, self.stream = CostModel(curve, rtt=rtt, queue=self.costs.queue), StreamArm()
+            self.costs, self.stream = CostModel(curve, rtt=rtt, queue=welcome.queue_us / 1e6), StreamArm()
             self.ahead, self._ending = Ahead(fixed=self.ahead.fixed), None
+        self.stream.told = max(1.0, welcome.stream_tokens / 100)
 
     def verified(
         self, tree: TokenTree, scores: Sequence[float], path: Sequence[int], wait: float, engine: float, queue: float

@@ -229,7 +229,8 @@ def measured(number: int) -> dict[str, Any]:
         call = rng.choice(["linked", "drafted", "verified", "verified", "streamed", "foreseen", "waited", "prepared"])
         arguments: list[Any]
         if call == "linked":
-            arguments = link(pace, rng.choice([b"", curve.pack()]), rng.uniform(0, 0.3))
+            told = rng.choice([0, 60, 100, 275]), rng.choice([0, 4_500])
+            arguments = link(pace, rng.choice([b"", curve.pack()]), rng.uniform(0, 0.3), *told)
         elif call == "drafted":
             arguments = [rng.uniform(0, 0.1), rng.randrange(4)]
             pace.tree.drafted(*arguments)
@@ -331,9 +332,10 @@ def drafting_understudy(number: int) -> dict[str, Any]:
     return {"pinned": None, "steps": steps}
 
 
-def link(pace: Pace, costs: bytes, rtt: float) -> list[Any]:
-    pace.linked(Welcome(1, "t", "d", 9, 9, 9, 9, "", costs), rtt)
-    return [costs.hex(), rtt]
+def link(pace: Pace, costs: bytes, rtt: float, stream_tokens: int = 0, queue_us: int = 0) -> list[Any]:
+    told = {"stream_tokens": stream_tokens, "queue_us": queue_us}
+    pace.linked(Welcome(1, "t", "d", 9, 9, 9, 9, "", costs, **told), rtt)
+    return [costs.hex(), rtt, stream_tokens, queue_us]
 
 
 def what_follows(controller: Controller, tree: TokenTree, scores: list[float], choice: str) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from edge_runtime.speed.arms import ChainArm, TreeArm
 from edge_runtime.speed.controller import WORTH_BEGINNING, Controller
@@ -55,6 +56,13 @@ def test_the_controller_ends_in_the_faster_mode(
     elif max(tree_rate, stream_rate) > 1.5 * min(tree_rate, stream_rate):
         assert mode == ("tree" if tree_rate > stream_rate else "stream")
     assert controller.switches <= 6
+
+
+@pytest.mark.parametrize(("stream_tokens", "arm"), [(0, Arm.TREE), (100, Arm.TREE), (300, Arm.STREAM)])
+def test_a_new_device_begins_with_a_stream_that_is_told_to_bring_several_tokens(stream_tokens: int, arm: Arm) -> None:
+    controller = Controller(Pace())
+    controller.pace.linked(structs.replace(welcome(GPU), stream_tokens=stream_tokens), 0.001)
+    assert controller.begin() is arm
 
 
 def test_a_switch_wants_a_margin() -> None:

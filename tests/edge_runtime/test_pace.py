@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from edge_runtime.speed.arms import MOST_GAIN
 from edge_runtime.speed.controller import Controller
@@ -80,6 +81,24 @@ def test_what_was_measured_of_a_verifier_outlives_its_connections() -> None:
         pace.linked(welcome(None), 0.3)
         assert pace.stream.rate(pace.costs) is None
         pace.streamed(0.02, 0.02, False)
+
+
+def test_what_a_verifier_tells_of_itself_counts_until_it_was_measured() -> None:
+    pace, told = Pace(), structs.replace(welcome(GPU), stream_tokens=250, queue_us=5_000)
+    pace.linked(told, 0.01)
+    assert pace.stream.rate(pace.costs) == pytest.approx(2.5 / (GPU.at(1) + 0.005))
+    assert pace.costs.between == pytest.approx(0.015)
+    for _ in range(60):
+        pace.verified(TokenTree.chain([1]), [], [0], 0.01 + GPU.at(2), GPU.at(2), 0.0)
+    assert pace.stream.rate(pace.costs) == pytest.approx(2.5 / GPU.at(1), rel=0.01), "trees tell nothing of lookup"
+    pace.streamed(0.02, 0.02, overdue=False)
+    for again in (told, structs.replace(told, stream_tokens=900, queue_us=90_000)):
+        pace.linked(again, 0.01)
+        assert pace.stream.rate(pace.costs) == pytest.approx(50) and pace.costs.queue < 0.001
+    pace.linked(structs.replace(welcome(CPU), stream_tokens=150, queue_us=2_000), 0.01)  # another verifier
+    assert pace.stream.rate(pace.costs) == pytest.approx(1.5 / (CPU.at(1) + 0.002))
+    pace.linked(welcome(GPU), 0.01)
+    assert pace.stream.rate(pace.costs) == pytest.approx(1 / GPU.at(1)) and pace.costs.queue == 0.0
 
 
 def test_a_verifier_that_advertises_no_costs_gets_complete_trees() -> None:

@@ -171,6 +171,8 @@ export class StreamArm {
   private usualGaps = 0;
   /** Tokens arrive that an outage held back. */
   private late = false;
+  /** Tokens a step, as WELCOME has them. */
+  told = 1;
 
   /** A token came `gap` after the one before it. Tokens delayed by an outage are ignored. */
   came(gap: number, engine: number, overdue: boolean, sameStep: boolean): void {
@@ -199,6 +201,6 @@ export class StreamArm {
   rate(costs: CostModel): number | null {
     if (this.gap !== null) return 1 / Math.max(LEAST_SECONDS, this.gap);
     const step = costs.step(0);
-    return step ? 1 / (step + costs.queue) : null;
+    return step ? this.told / (step + costs.queue) : null;
   }
 }

@@ -1,11 +1,15 @@
 /** What the device measured of drafter, link and target, and each arm's tokens per second by it. Seconds throughout. */
 
 import { CostCurve } from "../protocol/costs.js";
+import type { Welcome } from "../protocol/messages.js";
 import type { TokenTree } from "../protocol/tree.js";
 import { Ahead } from "./ahead.js";
 import { ChainArm, StreamArm, TreeArm, USUAL_FORESEEN, USUAL_ROUND } from "./arms.js";
 import { blend, CostModel } from "./costModel.js";
 import { Explorer, type Rates } from "./explorer.js";
+
+/** What a verifier measured of itself. */
+type Measured = Pick<Welcome, "costs" | "streamTokens" | "queueUs">;
 
 /** Measurements of one verifier, its link and the drafter; they outlive answers. */
 export class Pace {
@@ -23,14 +27,16 @@ export class Pace {
   // --- measurements ---
 
   /** A handshake took `rtt`. Another verifier has other costs; what was measured of the same one stays. */
-  linked(costs: Uint8Array, rtt: number): void {
-    const curve = CostCurve.unpack(costs);
+  linked(welcome: Measured, rtt: number): void {
+    const curve = CostCurve.unpack(welcome.costs);
     this.costs.rtt = rtt;
-    if (curve?.equals(this.costs.curve)) return;
-    this.costs = new CostModel(curve, rtt, this.costs.queue);
-    this.stream = new StreamArm();
-    this.ahead = new Ahead(this.ahead.fixed);
-    this.ending = null;
+    if (!curve?.equals(this.costs.curve)) {
+      this.costs = new CostModel(curve, rtt, welcome.queueUs / 1e6);
+      this.stream = new StreamArm();
+      this.ahead = new Ahead(this.ahead.fixed);
+      this.ending = null;
+    }
+    this.stream.told = Math.max(1, welcome.streamTokens / 100);
   }
 
   /** A tree's verdict came after `wait`: `path` nodes were accepted; engine, queue: the verifier's own part of it. */

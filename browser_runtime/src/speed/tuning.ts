@@ -62,7 +62,7 @@ export class Tuning {
 
   /** A handshake took `rtt` seconds. */
   linked(welcome: Welcome, rtt: number): void {
-    this.pace.linked(welcome.costs, rtt);
+    this.pace.linked(welcome, rtt);
   }
 
   /**

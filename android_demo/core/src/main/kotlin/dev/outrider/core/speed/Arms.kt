@@ -183,6 +183,9 @@ internal class StreamArm {
     /** Tokens arrive that an outage held back. */
     private var late = false
 
+    /** Tokens a step, as WELCOME has them. */
+    var told = 1.0
+
     /** A token came [gap] after the one before it. Tokens delayed by an outage are ignored. */
     fun came(gap: Double, engine: Double, overdue: Boolean, sameStep: Boolean) {
         late = overdue || (late && (sameStep || gap < engine / 2))
@@ -209,6 +212,6 @@ internal class StreamArm {
     fun rate(costs: CostModel): Double? {
         gap?.let { return 1 / maxOf(LEAST_SECONDS, it) }
         val step = costs.step(0.0)
-        return if (step > 0) 1 / (step + costs.queue) else null
+        return if (step > 0) told / (step + costs.queue) else null
     }
 }

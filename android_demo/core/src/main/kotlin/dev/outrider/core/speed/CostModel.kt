@@ -14,7 +14,7 @@ internal fun blend(old: Double?, new: Double, weight: Double = SMOOTHING): Doubl
 
 /**
  * curve: as WELCOME advertised it; null: a step is taken to last a second, see [slowdown]. rtt: of a round, without the
- * verifier's engine and queue.
+ * verifier's engine and queue. queue: of a round; as WELCOME has it at first.
  */
 internal class CostModel(private val curve: CostCurve? = null, var rtt: Double? = null, queue: Double = 0.0) {
     /** Of steps for trees, and for single tokens: measured time over advertised time. */
@@ -29,9 +29,6 @@ internal class CostModel(private val curve: CostCurve? = null, var rtt: Double? 
 
     /** A round's time without drafting and the verifier's engine. */
     val between: Double get() = (rtt ?: 0.0) + queue
-
-    /** The model of a verifier with another curve, over the same link. */
-    fun with(curve: CostCurve?): CostModel = CostModel(curve, rtt, queue)
 
     fun isOf(curve: CostCurve?): Boolean = curve != null && curve == this.curve
 

@@ -28,11 +28,13 @@ internal class Pace {
     fun linked(welcome: Welcome, rtt: Double) {
         val curve = CostCurve.unpack(welcome.costs)
         costs.rtt = rtt
-        if (costs.isOf(curve)) return
-        costs = costs.with(curve)
-        stream = StreamArm()
-        ahead = Ahead(ahead.fixed)
-        ending = null
+        if (!costs.isOf(curve)) {
+            costs = CostModel(curve, rtt, welcome.queueUs / 1e6)
+            stream = StreamArm()
+            ahead = Ahead(ahead.fixed)
+            ending = null
+        }
+        stream.told = maxOf(1.0, welcome.streamTokens / 100.0)
     }
 
     /** A tree's verdict came after [wait]: [path] was accepted; engine, queue: the verifier's own part of it. */

@@ -51,7 +51,8 @@ class PaceTest {
         when (call) {
             "linked" -> {
                 val costs = (arguments[0] as String).hexToBytes()
-                linked(Welcome(1, "t", "d", 9, 9, 9, 9, "", costs), double(1))
+                val (streamTokens, queueUs) = arguments.drop(2).map { (it as Long).toInt() }
+                linked(Welcome(1, "t", "d", 9, 9, 9, 9, "", costs, 0, "", streamTokens, queueUs), double(1))
             }
             "drafted" -> tree.drafted(double(0), double(1).toInt())
             "verified" -> verified(
