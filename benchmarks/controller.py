@@ -58,8 +58,6 @@ CHOSEN = "chosen"
 CHAINS = (4, 8, 16)
 #: share of verdicts whose next root was expanded ahead (lab/notebook.md)
 FORESEEN = 0.62
-#: tokens of one step of a stream at most
-TOGETHER = 5
 #: a device that is suspended is so in every other answer
 SUSPEND_EVERY = 2
 #: what the table shows of each group
@@ -120,7 +118,8 @@ class Simulation:
     def run(self, first: bool) -> float:
         """Write the answer. first: the link has just come up. Returns the seconds that it took."""
         world, session = self.world, self.session
-        welcome = Welcome(1, "t", "d", 10, 1 << 14, 64, 64, costs=world.advertised.pack() if world.advertised else b"")
+        costs = world.advertised.pack() if world.advertised else b""
+        welcome = Welcome(1, "t", "d", 10, 1 << 14, 64, 64, "", costs, 0, "", *world.told())
         self._do(session.start(0.0))
         self._do(session.link_up(welcome, 0.0, world.profile.rtt / 1000 if first else None))
         while not session.finished:
@@ -282,9 +281,7 @@ class Simulation:
         at, end = base - self.prompt, self.passage.length
         if generation != self._generation or at >= end:
             return []
-        count = 1
-        while at + count < end and count < TOGETHER and self.passage.looked_up[at + count]:
-            count += 1
+        count = self.passage.together(at)
         queue = self.world.queue(self.number, self.now)
         start = max(self.now, self._engine_free) + queue
         engine = self._engine(count, start, self._drafter_free > start)

@@ -43,6 +43,10 @@ NEAR = ("lan", "wifi", "5g", "4g")
 #: what changes while answers are written
 DISTURBANCES = ("none", "drift", "jitter", "load", "suspend", "steps", "shared cores", "wrong curve")
 ANSWERS = 6
+#: tokens of one step of a stream at most
+TOGETHER = 5
+#: of scenarios, those whose verifier cannot tell yet what its streams bring; by how much its figure is off at most
+UNTOLD, OFF = 0.2, 1.25
 #: how often understudies write what the target writes
 UNDERSTUDIES = (0.6, 0.75, 0.85, 0.93)
 
@@ -61,6 +65,20 @@ class Passage:
     @property
     def length(self) -> int:
         return len(self.levels)
+
+    def together(self, at: int) -> int:
+        """Tokens of the step of a stream that begins at `at`: its own, and what lookup brings with it."""
+        count = 1
+        while at + count < self.length and count < TOGETHER and self.looked_up[at + count]:
+            count += 1
+        return count
+
+    def steps(self) -> int:
+        """Steps of a stream."""
+        at = count = 0
+        while at < self.length:
+            at, count = at + self.together(at), count + 1
+        return count
 
 
 @dataclass(frozen=True)
@@ -86,6 +104,14 @@ class Scenario:
     queue: Callable[[int, float], float]
     asleep: tuple[float, float]
     passages: list[Passage]
+
+    def told(self) -> tuple[int, int]:
+        """WELCOME's `stream_tokens`, of texts like these, and `queue_us`, of the first seconds."""
+        rng = random.Random(f"told {self.number}")
+        steps = sum(passage.steps() for passage in self.passages)
+        tokens = sum(passage.length for passage in self.passages) / steps * OFF ** rng.uniform(-1, 1)
+        queue = float(np.mean([self.queue(0, at) for at in range(10)]))
+        return 0 if rng.random() < UNTOLD else round(100 * tokens), round(1e6 * queue)
 
 
 def choices(level: int) -> list[float]:

@@ -44,6 +44,14 @@ def test_lookup_brings_tokens_of_one_step() -> None:
     assert write(replace(world, passages=[hits]), "stream") == pytest.approx([30 * 0.05], rel=0.03)
 
 
+def test_a_verifier_tells_nearly_what_its_streams_bring_or_nothing() -> None:
+    hits = Passage(4, [0] * 60, [0] * 60, [False] * 60, [place % 2 == 1 for place in range(60)])
+    told = [plain(0, [0], number=number, passages=[hits]).told() for number in range(100)]
+    known = [tokens for tokens, _ in told if tokens]
+    assert 160 <= min(known) < 190 and 210 < max(known) <= 250 and 70 <= len(known) <= 90
+    assert told[0][1] == 0 and plain(0, [0], queue=lambda answer, at: 0.02).told()[1] == 20_000
+
+
 def test_trees_that_are_never_right_lose_their_drafting() -> None:
     world = plain(0, [CHOICES] * 60, draft_step=0.02)
     assert all(tree > stream for tree, stream in zip(write(world, "tree"), write(world, "stream"), strict=True))
