@@ -21,11 +21,13 @@ from outrider_core.protocol.tree import TokenTree
 PRIOR, FADING = 4.0, 0.98
 #: levels of a tree that are calibrated separately; deeper ones count as the last
 DEPTHS = 12
-#: weight in what is usual, of a tree verified, of one foreseen beside a stream, and of a streamed token: how well text
-#: can be foreseen differs more between answers than within one
-USUAL_ROUND, USUAL_FORESEEN, USUAL_TOKEN = 0.05, 0.1, 0.01
-#: weight of the newest token of a stream: one token says less than a round
-TOKEN_SMOOTHING = 0.1
+#: weight in what is usual, of a tree and of a streamed token: how well text can be foreseen differs more between
+#: answers than within one
+USUAL_ROUND, USUAL_TOKEN = 0.05, 0.01
+#: weight of the newest token of a stream: one token says less than a round, and lookup brings several or none
+TOKEN_SMOOTHING = 0.05
+#: tokens that a round of trees is taken to bring before one was seen
+PRIOR_TAU = 2.5
 #: nodes that are drafted in any case, and nodes drafted per node that was worth sending in earlier trees
 LEAST_NODES, SPARE = 16, 2
 #: accepted tokens that another drafting step must promise at most
@@ -42,8 +44,8 @@ class TreeArm:
     `trees`. nodes: of a tree. step: seconds of a drafting step.
     """
 
-    tau: float = 2.0
-    usual_tau: float = 2.0
+    tau: float = PRIOR_TAU
+    usual_tau: float = PRIOR_TAU
     trees: int = 0
     nodes: float = LEAST_NODES
     step: float | None = None
@@ -56,7 +58,7 @@ class TreeArm:
         if steps:
             self.step = blend(self.step, seconds / steps)
 
-    def learn(self, tree: TokenTree, scores: Sequence[float], path: Sequence[int], usual: float) -> None:
+    def learn(self, tree: TokenTree, scores: Sequence[float], path: Sequence[int]) -> None:
         """Of `tree`, `path` came true. tau is what its nodes promise, calibrated: that varies less than luck."""
         self.nodes = blend(self.nodes if self.trees else None, len(tree))
         self.trees += 1
@@ -70,7 +72,7 @@ class TreeArm:
                 self.accepted[min(depth, DEPTHS)] += 1
             tokens = float(self._expected(tree, scores)[-1])
         self.tau = blend(self.tau, tokens)
-        self.usual_tau = blend(self.usual_tau, tokens, max(usual, 1 / (PRIOR + self.trees)))
+        self.usual_tau = blend(self.usual_tau, tokens, max(USUAL_ROUND, 1 / (PRIOR + self.trees)))
 
     def forget(self) -> None:
         """A new answer begins, of which nothing is known."""
@@ -104,8 +106,8 @@ class TreeArm:
 
 @dataclass
 class ChainArm:
-    """Chains of tokens that the understudy drafts. While one is verified the understudy continues: if all of it was
-    right, and so was its guess of the target's next token, the next chain is ready at once.
+    """Chains of tokens that the understudy drafts. While one is verified the understudy continues: it guesses the
+    target's next token, and drafts behind it. If all of the chain was right, and so was the guess, that is kept.
 
     ready: the understudy has read along, and may draft. most: tokens that the verifier takes at most. token: seconds
     that the understudy takes for one; None: it has drafted none yet.
@@ -142,7 +144,8 @@ class ChainArm:
         for count in range(1, min(self.most, MOST_TOKENS) + 1):
             all_right = right ** (count + 1)
             waiting, drafting = costs.between + costs.step(count), count * self.token
-            seconds = max(LEAST_SECONDS, waiting + drafting - all_right * min(waiting, drafting))
+            hidden = min(max(0.0, waiting - self.token), drafting)
+            seconds = max(LEAST_SECONDS, waiting + drafting - all_right * hidden)
             tokens = (1 - all_right) / (1 - right)
             if tokens > rate * seconds:
                 length, rate = count, tokens / seconds

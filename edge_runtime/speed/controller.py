@@ -11,7 +11,7 @@ from edge_runtime.speed.settled import Arm
 
 #: share of the drafting arms' rate from which on an answer begins as a stream: beside a stream the device learns what
 #: trees would bring; beside trees it learns nothing of a stream
-WORTH_BEGINNING = 0.85
+WORTH_BEGINNING = 0.95
 
 
 @dataclass

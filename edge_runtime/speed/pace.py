@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from edge_runtime.speed.ahead import Ahead
-from edge_runtime.speed.arms import USUAL_FORESEEN, USUAL_ROUND, ChainArm, StreamArm, TreeArm
+from edge_runtime.speed.arms import ChainArm, StreamArm, TreeArm
 from edge_runtime.speed.cost_model import CostModel, blend
 from edge_runtime.speed.explorer import Explorer
 from edge_runtime.speed.settled import Arm
@@ -55,7 +55,7 @@ class Pace:
         if not self.ahead.trying:
             self._round(tokens, between, engine, queue)
         self.explorer.passed(wait)
-        self.tree.learn(tree, scores, path, USUAL_ROUND)
+        self.tree.learn(tree, scores, path)
 
     def chain_verified(
         self, tokens: int, accepted: int, wait: float, engine: float, queue: float, ended: bool = False
@@ -84,7 +84,7 @@ class Pace:
     ) -> None:
         """Of a tree drafted in `seconds` beside a stream, for comparison, `path` came true. more: seconds that it cost
         besides."""
-        self.tree.learn(tree, scores, path, USUAL_FORESEEN)
+        self.tree.learn(tree, scores, path)
         self.compared = blend(self.compared or None, seconds + more)
         self.costs.exposed = min(self.costs.exposed or seconds, seconds)
 

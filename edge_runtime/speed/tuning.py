@@ -72,12 +72,12 @@ class Tuning:
         self.pace.linked(welcome, rtt)
 
     def drafted(self, arm: Arm, draft: Draft, seconds: float, wanted: bool) -> None:
-        """Drafting `draft` took `seconds`. Before a first tree the drafter had something to read. wanted: it was not
-        given up."""
+        """Drafting `draft` took `seconds`. wanted: it was not given up. A tree that is not behind another tells nothing
+        of a step: the drafter had to read first."""
         if arm is Arm.CHAIN:
             self._barren |= wanted and not draft.tree
             self.pace.chain.drafted(draft.steps, seconds)
-        else:
+        elif self._behind_tree:
             self.pace.tree.drafted(seconds, draft.steps)
 
     def asked(self, arm: Arm, now: float) -> None:

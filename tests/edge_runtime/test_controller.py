@@ -159,7 +159,7 @@ def test_a_stream_is_left_soon_where_an_answer_is_easy(drafting: float) -> None:
         return tokens
 
     assert write(0.15, 400) == 400
-    assert write(0.7, 4000) <= (600 if drafting else 100)
+    assert write(0.7, 4000) <= (800 if drafting else 100)
 
 
 def converse(pace: Pace, curve: CostCurve, rtt: float, tau: float, tokens: int) -> tuple[Controller, float, int]:

@@ -206,7 +206,7 @@ def test_an_answer_begins_with_what_streams_usually_bring() -> None:
     for _ in range(200):
         pace.streamed(0.01, 0.01, overdue=False)
         pace.streamed(0.0, 0.0, overdue=False, same_step=True)
-    for _ in range(30):  # an answer's end, where nothing was foreseen
+    for _ in range(45):  # an answer's end, where nothing was foreseen
         pace.streamed(0.01, 0.01, overdue=False)
     assert pace.stream.gap == pytest.approx(0.01, rel=0.1)
     pace.forget_answer()
@@ -247,7 +247,7 @@ def test_an_outage_does_not_make_a_stream_slow() -> None:
     for gap in (0.5, *16 * [0.0]):
         pace.streamed(gap, 0.025, overdue=gap > 0)
         assert pace.stream.rate(pace.costs) == pytest.approx(1 / 0.03)
-    for _ in range(50):
+    for _ in range(100):
         pace.streamed(0.06, 0.025, overdue=False)
     assert pace.stream.rate(pace.costs) == pytest.approx(1 / 0.06, rel=0.01)
 

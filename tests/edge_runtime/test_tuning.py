@@ -13,7 +13,7 @@ from edge_runtime.speed.arms import TreeArm
 from edge_runtime.speed.controller import Controller
 from edge_runtime.speed.explorer import EVERY
 from edge_runtime.speed.pace import Pace
-from edge_runtime.speed.settled import Arm
+from edge_runtime.speed.settled import Arm, Settled
 from edge_runtime.speed.tuning import Tuning, foreseen
 from outrider_core.drafting.drafter import Draft
 from outrider_core.protocol.costs import CostCurve
@@ -149,9 +149,21 @@ def test_a_pinned_stream_is_compared_with_nothing() -> None:
     assert "Compare" not in world.trace and world.session.stats.streamed > 8
 
 
+def test_what_the_drafter_reads_first_is_no_step() -> None:
+    """Otherwise trees would stay small for as long as a stream writes: a long prompt looks like a slow drafter."""
+    tuning = Tuning()
+    draft = Draft(TokenTree.chain([1, 2]), (-0.1, -0.2), 2)
+    tuning.drafted(Arm.TREE, draft, 3.0, wanted=True)
+    assert tuning.pace.tree.step is None
+    told = dict.fromkeys(("ended", "after_open", "late", "same_step", "asked_for"), False)
+    tuning.answered(Settled(Arm.TREE, draft.tree, draft.scores, (0,), [1, 5], 0.1, 0.05, 0.0, **told), 1.0)
+    tuning.drafted(Arm.TREE, draft, 0.01, wanted=True)
+    assert tuning.pace.tree.step == 0.005
+
+
 def test_a_tree_that_is_far_too_large_is_sent_in_part() -> None:
     world = streaming_world(0.0001)
-    while world.session.stats.rounds < 1:
+    while world.session.stats.rounds < 3:
         world.run_job()
         world.deliver()
     (job,) = world.jobs

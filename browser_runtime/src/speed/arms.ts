@@ -18,14 +18,15 @@ const FADING = 0.98;
 /** Levels of a tree that are calibrated separately; deeper ones count as the last. */
 const DEPTHS = 12;
 /**
- * Weight in what is usual, of a tree verified, of one foreseen beside a stream, and of a streamed token: how well text can be
- * foreseen differs more between answers than within one.
+ * Weight in what is usual, of a tree and of a streamed token: how well text can be foreseen differs more between answers than
+ * within one.
  */
-export const USUAL_ROUND = 0.05;
-export const USUAL_FORESEEN = 0.1;
+const USUAL_ROUND = 0.05;
 const USUAL_TOKEN = 0.01;
-/** Weight of the newest token of a stream: one token says less than a round. */
-const TOKEN_SMOOTHING = 0.1;
+/** Weight of the newest token of a stream: one token says less than a round, and lookup brings several or none. */
+const TOKEN_SMOOTHING = 0.05;
+/** Tokens that a round of trees is taken to bring before one was seen. */
+const PRIOR_TAU = 2.5;
 /** Nodes that are drafted in any case, and nodes drafted per node that was worth sending in earlier trees. */
 const LEAST_NODES = 16;
 const SPARE = 2;
@@ -43,8 +44,8 @@ const MOST_RIGHT = 0.99;
 /** Trees of the drafter. */
 export class TreeArm {
   /** Tokens of a round in this answer; in the answers so far, by so many `trees`. */
-  private tau = 2;
-  private usualTau = 2;
+  private tau = PRIOR_TAU;
+  private usualTau = PRIOR_TAU;
   private trees = 0;
   /** Of a tree. */
   nodes = LEAST_NODES;
@@ -60,7 +61,7 @@ export class TreeArm {
   }
 
   /** Of `tree`, `path` nodes came true. tau is what its nodes promise, calibrated: that varies less than luck. */
-  learn(tree: TokenTree, scores: readonly number[], path: number, usual: number): void {
+  learn(tree: TokenTree, scores: readonly number[], path: number): void {
     this.nodes = blend(this.trees ? this.nodes : null, tree.size);
     this.trees++;
     let tokens = 1 + path;
@@ -74,7 +75,7 @@ export class TreeArm {
       tokens = this.expected(tree, scores).at(-1)!;
     }
     this.tau = blend(this.tau, tokens);
-    this.usualTau = blend(this.usualTau, tokens, Math.max(usual, 1 / (PRIOR + this.trees)));
+    this.usualTau = blend(this.usualTau, tokens, Math.max(USUAL_ROUND, 1 / (PRIOR + this.trees)));
   }
 
   /** A new answer begins, of which nothing is known. */
@@ -115,8 +116,8 @@ export class TreeArm {
 }
 
 /**
- * Chains of tokens that the understudy drafts. While one is verified the understudy continues: if all of it was right, and so
- * was its guess of the target's next token, the next chain is ready at once.
+ * Chains of tokens that the understudy drafts. While one is verified the understudy continues: it guesses the target's next
+ * token, and drafts behind it. If all of the chain was right, and so was the guess, that is kept.
  */
 export class ChainArm {
   /** The understudy has read along, and may draft. */
@@ -154,7 +155,8 @@ export class ChainArm {
     for (let count = 1; count <= Math.min(this.most, MOST_TOKENS); count++) {
       const allRight = right ** (count + 1);
       const [waiting, drafting] = [costs.between + costs.step(count), count * this.token];
-      const seconds = Math.max(LEAST_SECONDS, waiting + drafting - allRight * Math.min(waiting, drafting));
+      const hidden = Math.min(Math.max(0, waiting - this.token), drafting);
+      const seconds = Math.max(LEAST_SECONDS, waiting + drafting - allRight * hidden);
       const tokens = (1 - allRight) / (1 - right);
       if (tokens > rate * seconds) [length, rate] = [count, tokens / seconds];
     }

@@ -8,7 +8,7 @@ import type { Arm } from "./settled.js";
  * Share of the drafting arms' rate from which on an answer begins as a stream: beside a stream the device learns what trees
  * would bring; beside trees it learns nothing of a stream.
  */
-const WORTH_BEGINNING = 0.85;
+const WORTH_BEGINNING = 0.95;
 
 /**
  * Chooses with hysteresis, from the measurements of `pace`. pinned: always this arm; trees and chains are one then.

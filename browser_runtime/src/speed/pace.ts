@@ -4,7 +4,7 @@ import { CostCurve } from "../protocol/costs.js";
 import type { Welcome } from "../protocol/messages.js";
 import type { TokenTree } from "../protocol/tree.js";
 import { Ahead } from "./ahead.js";
-import { ChainArm, StreamArm, TreeArm, USUAL_FORESEEN, USUAL_ROUND } from "./arms.js";
+import { ChainArm, StreamArm, TreeArm } from "./arms.js";
 import { blend, CostModel } from "./costModel.js";
 import { Explorer, type Rates } from "./explorer.js";
 
@@ -46,7 +46,7 @@ export class Pace {
     this.ending = engine > 0 ? { ahead: this.ahead.now, seconds: between + usual * engine } : null;
     if (!this.ahead.trying) this.round(tokens, between, engine, queue);
     this.explorer.passed(wait);
-    this.tree.learn(tree, scores, path, USUAL_ROUND);
+    this.tree.learn(tree, scores, path);
   }
 
   /**
@@ -73,7 +73,7 @@ export class Pace {
 
   /** Of a tree drafted in `seconds` beside a stream, for comparison, `path` nodes came true. */
   foreseen(tree: TokenTree, scores: readonly number[], path: number, seconds: number): void {
-    this.tree.learn(tree, scores, path, USUAL_FORESEEN);
+    this.tree.learn(tree, scores, path);
     this.compared = blend(this.compared || null, seconds);
     this.costs.exposed = Math.min(this.costs.exposed || seconds, seconds);
   }

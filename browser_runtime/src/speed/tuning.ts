@@ -66,13 +66,14 @@ export class Tuning {
   }
 
   /**
-   * Drafting `draft` took `seconds`. Before a first tree the drafter had something to read. wanted: it was not given up.
+   * Drafting `draft` took `seconds`. wanted: it was not given up. A tree that is not behind another tells nothing of a step:
+   * the drafter had to read first.
    */
   drafted(arm: Arm, draft: Draft, seconds: number, wanted: boolean): void {
     if (arm === "chain") {
       if (wanted && !draft.tree.size) this.barren = true;
       this.pace.chain.drafted(draft.steps, seconds);
-    } else this.pace.tree.drafted(seconds, draft.steps);
+    } else if (this.behindTree) this.pace.tree.drafted(seconds, draft.steps);
   }
 
   /** What was drafted was sent: since the last verdict, reading and drafting was all that happened. */

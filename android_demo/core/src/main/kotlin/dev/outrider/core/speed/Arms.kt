@@ -22,15 +22,17 @@ private const val FADING = 0.98
 private const val DEPTHS = 12
 
 /**
- * Weight in what is usual, of a tree verified, of one foreseen beside a stream, and of a streamed token: how well text
- * can be foreseen differs more between answers than within one.
+ * Weight in what is usual, of a tree and of a streamed token: how well text can be foreseen differs more between
+ * answers than within one.
  */
-internal const val USUAL_ROUND = 0.05
-internal const val USUAL_FORESEEN = 0.1
+private const val USUAL_ROUND = 0.05
 private const val USUAL_TOKEN = 0.01
 
-/** Weight of the newest token of a stream: one token says less than a round. */
-private const val TOKEN_SMOOTHING = 0.1
+/** Weight of the newest token of a stream: one token says less than a round, and lookup brings several or none. */
+private const val TOKEN_SMOOTHING = 0.05
+
+/** Tokens that a round of trees is taken to bring before one was seen. */
+private const val PRIOR_TAU = 2.5
 
 /** Nodes that are drafted in any case, and nodes drafted per node that was worth sending in earlier trees. */
 private const val LEAST_NODES = 16
@@ -51,8 +53,8 @@ private const val MOST_RIGHT = 0.99
 /** Trees of the drafter. */
 internal class TreeArm {
     /** Tokens of a round in this answer; in the answers so far, by so many [trees]. */
-    private var tau = 2.0
-    private var usualTau = 2.0
+    private var tau = PRIOR_TAU
+    private var usualTau = PRIOR_TAU
     private var trees = 0
 
     /** Seconds of a drafting step. */
@@ -72,7 +74,7 @@ internal class TreeArm {
     }
 
     /** Of [tree], [path] came true. tau is what its nodes promise, calibrated: that varies less than luck. */
-    fun learn(tree: TokenTree, scores: List<Double>, path: List<Int>, usual: Double) {
+    fun learn(tree: TokenTree, scores: List<Double>, path: List<Int>) {
         nodes = blend(nodes.takeIf { trees > 0 }, tree.size.toDouble())
         trees++
         var tokens = 1.0 + path.size
@@ -85,7 +87,7 @@ internal class TreeArm {
             tokens = expected(tree, scores).last()
         }
         tau = blend(tau, tokens)
-        usualTau = blend(usualTau, tokens, maxOf(usual, 1 / (PRIOR + trees)))
+        usualTau = blend(usualTau, tokens, maxOf(USUAL_ROUND, 1 / (PRIOR + trees)))
     }
 
     /** A new answer begins, of which nothing is known. */
@@ -120,8 +122,8 @@ internal class TreeArm {
 }
 
 /**
- * Chains of tokens that the understudy drafts. While one is verified the understudy continues: if all of it was right,
- * and so was its guess of the target's next token, the next chain is ready at once.
+ * Chains of tokens that the understudy drafts. While one is verified the understudy continues: it guesses the target's
+ * next token, and drafts behind it. If all of the chain was right, and so was the guess, that is kept.
  */
 internal class ChainArm {
     /** The understudy has read along, and may draft. */
@@ -161,7 +163,8 @@ internal class ChainArm {
             val allRight = right.pow(count + 1)
             val waiting = costs.between + costs.step(count.toDouble())
             val drafting = count * each
-            val seconds = maxOf(LEAST_SECONDS, waiting + drafting - allRight * minOf(waiting, drafting))
+            val hidden = minOf(maxOf(0.0, waiting - each), drafting)
+            val seconds = maxOf(LEAST_SECONDS, waiting + drafting - allRight * hidden)
             val tokens = (1 - allRight) / (1 - right)
             if (tokens > rate * seconds) {
                 length = count

@@ -4,7 +4,7 @@ package dev.outrider.core.speed
  * Share of the drafting arms' rate from which on an answer begins as a stream: beside a stream the device learns what
  * trees would bring; beside trees it learns nothing of a stream.
  */
-private const val WORTH_BEGINNING = 0.85
+private const val WORTH_BEGINNING = 0.95
 
 /**
  * Which arm writes: whichever promises most tokens per second, with hysteresis; and now and then another one, to know

@@ -47,7 +47,7 @@ internal class Pace {
         ending = if (engine > 0) ahead.now to between + usual * engine else null
         if (!ahead.trying) round(tokens, between, engine, queue)
         explorer.passed(wait)
-        this.tree.learn(tree, scores, path, USUAL_ROUND)
+        this.tree.learn(tree, scores, path)
     }
 
     /**
@@ -76,7 +76,7 @@ internal class Pace {
 
     /** Of a tree drafted in [seconds] beside a stream, for comparison, [path] came true. */
     fun foreseen(tree: TokenTree, scores: List<Double>, path: List<Int>, seconds: Double) {
-        this.tree.learn(tree, scores, path, USUAL_FORESEEN)
+        this.tree.learn(tree, scores, path)
         compared = blend(compared.takeIf { it > 0 }, seconds)
         costs.exposed = if (costs.exposed > 0) minOf(costs.exposed, seconds) else seconds
     }

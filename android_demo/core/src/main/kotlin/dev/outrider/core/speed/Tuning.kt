@@ -48,14 +48,14 @@ internal class Tuning(
     internal fun linked(welcome: Welcome, rtt: Double) = pace.linked(welcome, rtt)
 
     /**
-     * Drafting [draft] took [seconds]. Before a first tree the drafter had something to read. [wanted]: it was not
-     * given up.
+     * Drafting [draft] took [seconds]. [wanted]: it was not given up. A tree that is not behind another tells nothing
+     * of a step: the drafter had to read first.
      */
     internal fun drafted(arm: Arm, draft: Draft, seconds: Double, wanted: Boolean) {
         if (arm == Arm.CHAIN) {
             if (wanted && draft.tree.size == 0) barren = true
             pace.chain.drafted(draft.steps, seconds)
-        } else {
+        } else if (behindTree) {
             pace.tree.drafted(seconds, draft.steps)
         }
     }
