@@ -20,7 +20,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
-from math import log2
+from math import inf, log2
 from pathlib import Path
 
 import numpy as np
@@ -184,7 +184,7 @@ class Simulation:
                 case DraftAhead():
                     self._ahead = self.session.drafts_ahead is Writer.DRAFTER
                     if self.session.drafts_ahead is Writer.UNDERSTUDY:
-                        self._chain_ahead = int(self.world.profile.rtt / 1000 / (self.world.token or 1.0))
+                        self._chain_ahead = 0
                 case ReadText():
                     self._understudy_free = max(self.now, self._understudy_free) + 0.1 * (self.world.token or 0.0)
                     self._on_device(self._understudy_free, lambda: self.session.text_read(0, self.now))
@@ -265,7 +265,8 @@ class Simulation:
             path.append(child)
         chained = self._chain_ahead is not None
         right = len(path) == len(tree) and self.passage.written[at]
-        known = max(0, (self._chain_ahead or 0) - 1) if chained and right else 0
+        waiting = self.world.profile.rtt / 1000 + queue + engine
+        known = max(0, int(waiting / (self.world.token or inf)) - 1) if chained and right else 0
 
         def arrive() -> list[Action]:
             self._ahead_before, self._ahead = self._ahead, False
