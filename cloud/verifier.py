@@ -88,8 +88,10 @@ def _run(settings: Settings, bound: list[socket.socket], certificate: Certificat
     from cloud.server.page import PageError, find_page
     from cloud.telemetry.progress import Bar
     from outrider_core.models.moa_config import DrafterError
+    from outrider_core.targets.memory import return_large_blocks
     from outrider_core.targets.source import TargetError
 
+    return_large_blocks()
     try:
         find_page(settings)  # reports a wrong folder before a large model is loaded
         with Bar(Console(stderr=True)) as bar:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import platform
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -206,6 +209,32 @@ def test_a_pool_takes_memory_only_where_it_is_written() -> None:
     pool = untouched((64, 1 << 20))  # 256 MiB
     pool[:, 0] = 1
     assert process.memory_info().rss - before < 16 << 20 and pool.sum() == 64
+
+
+KEPT_BY_A_THREAD = """
+import threading
+import psutil
+from outrider_core.targets.memory import give_back, return_large_blocks
+
+def work():
+    bytearray(30 << 20)  # once this is freed, glibc would take smaller blocks from the thread's heap
+    [bytearray(9 << 20) for _ in range(4)]
+
+return_large_blocks()
+before = psutil.Process().memory_info().rss
+done, let = threading.Event(), threading.Event()
+threading.Thread(target=lambda: (work(), done.set(), let.wait())).start()
+done.wait()
+give_back()
+print(psutil.Process().memory_info().rss - before)
+let.set()
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc's malloc")
+def test_large_blocks_of_a_thread_are_given_back() -> None:
+    found = subprocess.run([sys.executable, "-c", KEPT_BY_A_THREAD], capture_output=True, text=True, check=True)
+    assert int(found.stdout) < 8 << 20
 
 
 @settings(max_examples=25)
