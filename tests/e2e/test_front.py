@@ -300,7 +300,8 @@ def test_a_kept_connection_outlives_the_pools_of_clients(
             peer.sendall(ask)
             answer = b""
             while not answer.endswith(b"]}"):
-                answer += peer.recv(65536)
+                answer += (more := peer.recv(65536))
+                assert more, answer
             assert answer.startswith(b"HTTP/1.1 200")
             time.sleep(1)
         peer.sendall(ask[:20])
