@@ -15,6 +15,8 @@ import type { Policy } from "./session/policy.js";
 
 const MAX_TOOLS = 128;
 const NAME = /^[A-Za-z0-9_-]{1,64}$/;
+/** Keywords that may ask for properties in ways that are not examined here. */
+const FURTHER = ["not", "if", "dependencies", "dependentSchemas", "$dynamicRef", "$recursiveRef", "minProperties"];
 /** Why this device alone cannot write under a grammar. */
 const NO_GRAMMARS = "no grammar library runs here";
 
@@ -139,11 +141,61 @@ function chosen(choice: ToolChoice): { only: string[] | null; required: boolean;
   return { only: tools.map(tool => tool.function.name), required: mode === "required", named: false };
 }
 
-/** Return the schema of a call's arguments: an object, without properties that it does not name. */
+/** Return the schema of a call's arguments: an object, in all parts without properties that it does not name. */
 function closed(parameters: JsonSchema = {}): JsonSchema {
   const own = Object.keys(parameters).length ? parameters : { properties: {} };
   const schema: JsonSchema = { type: "object", ...own };
-  return "properties" in schema ? { ...schema, additionalProperties: schema.additionalProperties ?? false } : schema;
+  const { properties } = schema;
+  const names = namesOf(schema, schema, new Set());
+  if (!isObject(properties) || !names || "additionalProperties" in schema) return schema;
+  const others = names.filter(name => !Object.hasOwn(properties, name)).map(name => [name, true]);
+  return { ...schema, properties: { ...properties, ...Object.fromEntries(others) }, additionalProperties: false };
+}
+
+/** Return all properties that an object of this schema names; null if that cannot be determined. */
+function namesOf(schema: unknown, root: JsonSchema, seen: Set<string>): string[] | null {
+  if (!isObject(schema)) return [];
+  if (FURTHER.some(key => key in schema)) return null;
+  const { properties, required, $ref: reference } = schema;
+  const names = isObject(properties) ? Object.keys(properties) : [];
+  if (Array.isArray(required)) names.push(...required.filter(name => typeof name === "string"));
+  const parts = ["allOf", "anyOf", "oneOf"].flatMap(key => (Array.isArray(schema[key]) ? schema[key] : []));
+  if (typeof reference === "string" && !seen.has(reference)) {
+    seen.add(reference);
+    parts.push(pointed(root, reference));
+    if (parts.at(-1) == null) return null;
+  }
+  for (const part of parts) {
+    const found = namesOf(part, root, seen);
+    if (!found) return null;
+    names.push(...found);
+  }
+  return names;
+}
+
+/** Return the part that a reference within a schema leads to; null if it is not a path that exists. */
+function pointed(root: JsonSchema, reference: string): unknown {
+  if (reference !== "#" && !reference.startsWith("#/")) return null;
+  let there: unknown = root;
+  for (const part of decoded(reference).split("/").slice(1)) {
+    const key = part.replaceAll("~1", "/").replaceAll("~0", "~");
+    if (typeof there !== "object" || there === null || !Object.hasOwn(there, key)) return null;
+    there = (there as JsonSchema)[key];
+  }
+  return there;
+}
+
+/** Without percent-encoding, if that is valid. */
+function decoded(text: string): string {
+  try {
+    return decodeURIComponent(text);
+  } catch {
+    return text;
+  }
+}
+
+function isObject(value: unknown): value is JsonSchema {
+  return typeof value === "object" && value !== null && !Array.isArray(value);
 }
 
 /** In the form of chat templates. */
@@ -161,9 +213,7 @@ function grammarOf(format: ResponseFormat | null): { grammar: number; schema?: u
       return { grammar: GRAMMAR_JSON_OBJECT };
     case "json_schema": {
       const schema = format.json_schema?.schema;
-      if (typeof schema === "object" && schema !== null && !Array.isArray(schema)) {
-        return { grammar: GRAMMAR_JSON_SCHEMA, schema };
-      }
+      if (isObject(schema)) return { grammar: GRAMMAR_JSON_SCHEMA, schema };
       throw new RangeError("response_format of type json_schema needs json_schema with a schema, which is an object");
     }
     default:

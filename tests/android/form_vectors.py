@@ -25,6 +25,24 @@ TOOLS: list[dict[str, Any]] = [
     {"type": "function", "function": {"name": "empty", "parameters": {}}},
     {"type": "function", "function": {"name": "open-1", "parameters": {"properties": {}, "additionalProperties": {}}}},
 ]  # fmt: skip
+ID: dict[str, Any] = {"properties": {"id": {"type": "integer"}}}
+NAMED: dict[str, Any] = {"properties": {"name": {"type": "string"}}, "required": ["name"]}
+#: parameters that name properties in parts, or where they do not show
+COMPOSED: list[dict[str, Any]] = [
+    {"type": "object", **ID, "allOf": [NAMED]},
+    {**ID, "anyOf": [NAMED, {"properties": {"key": {"type": "null"}}}, True], "oneOf": [{"required": ["other", 5]}]},
+    {**ID, "allOf": [{"anyOf": [NAMED]}, {"properties": None, "required": "id"}], "required": ["toString"]},
+    {**ID, "$ref": "#/$defs/n", "$defs": {"n": NAMED}},
+    {**ID, "allOf": [{"$ref": "#/$defs/Gr%C3%B6%C3%9Fe"}, {"$ref": "#/$defs/a~1b+~0"}],
+     "$defs": {"Größe": NAMED, "a/b+~": {"required": ["more"]}}},
+    {**ID, "$ref": "#", "allOf": [{"$ref": "#/anyOf/1"}], "anyOf": [{"$ref": "#/$defs/50%"}, NAMED],
+     "$defs": {"50%": {}}},
+    {"allOf": [NAMED]},
+    {"properties": None},
+    *({**ID, "allOf": [{**NAMED, **further}]} for further in (
+        {"minProperties": 1}, {"not": {}}, {"$ref": "#x"}, {"$ref": "#/anyOf/0"}, {"$ref": "elsewhere"})),
+    {**ID, "allOf": [NAMED], "additionalProperties": {"type": "string"}},
+]  # fmt: skip
 
 
 def allowed(mode: str, *names: str) -> dict[str, Any]:
@@ -45,6 +63,12 @@ REQUESTS: list[dict[str, Any]] = [
     {"tools": TOOLS, "tool_choice": allowed("auto", "add", "open-1")},
     {"tools": TOOLS, "tool_choice": allowed("required", "empty"), "response_format": {"type": "json_object"}},
     {"tools": TOOLS, "response_format": FORMAT},
+    {
+        "tools": [
+            {"type": "function", "function": {"name": f"composed-{at}", "parameters": parameters}}
+            for at, parameters in enumerate(COMPOSED)
+        ]
+    },
     {"tool_choice": "auto"},
     # refused
     {"logit_bias": {"1000": 1}},

@@ -5,6 +5,8 @@
  */
 package dev.outrider.core.bundle
 
+import java.net.URLDecoder
+
 private const val RESULT_TAG = "<tool_response>"
 private val RESULT_TAGS = Regex("""<(/?\s*tool_response)""", RegexOption.IGNORE_CASE)
 
@@ -20,6 +22,10 @@ To call one, write exactly this, once for each call:
 private val NAME = Regex("[A-Za-z0-9_-]{1,64}")
 
 private val NO_PROPERTIES = mapOf("properties" to emptyMap<String, Any>())
+
+/** Keywords that may ask for properties in ways that are not examined here. */
+private val FURTHER =
+    listOf("not", "if", "dependencies", "dependentSchemas", "\$dynamicRef", "\$recursiveRef", "minProperties")
 
 /**
  * A function that the answer may call. name: 1 to 64 of `A-Za-z0-9_-`; parameters: JSON schema of the arguments, an
@@ -47,13 +53,46 @@ public data class Tool(val name: String, val description: String? = null, val pa
             put("parameters", schema.orEmpty().ifEmpty { mapOf("type" to "object") + NO_PROPERTIES })
         }
 
-    /** The schema of a call's arguments: an object, without properties that it does not name. */
+    /** The schema of a call's arguments: an object, in all parts without properties that it does not name. */
     internal val closed: Map<*, *>
         get() {
             val whole = mapOf("type" to "object") + schema.orEmpty().ifEmpty { NO_PROPERTIES }
-            val closed = "properties" !in whole || "additionalProperties" in whole
-            return if (closed) whole else whole + mapOf("additionalProperties" to false)
+            val own = whole["properties"] as? Map<*, *>
+            val names = namesOf(whole, whole, HashSet())
+            if (own == null || names == null || "additionalProperties" in whole) return whole
+            val others = names.filter { it !in own }.associateWith { true }
+            return whole + mapOf("properties" to own + others, "additionalProperties" to false)
         }
+}
+
+/** Return all properties that an object of this schema names; null if that cannot be determined. */
+private fun namesOf(schema: Any?, root: Map<*, *>, seen: MutableSet<String>): List<String>? {
+    if (schema !is Map<*, *>) return emptyList()
+    if (FURTHER.any { it in schema }) return null
+    val names = (schema["properties"] as? Map<*, *>).orEmpty().keys.filterIsInstance<String>().toMutableList()
+    names += (schema["required"] as? List<*>).orEmpty().filterIsInstance<String>()
+    val parts = listOf("allOf", "anyOf", "oneOf").flatMap { (schema[it] as? List<*>).orEmpty() }.toMutableList()
+    val reference = schema["\$ref"] as? String
+    if (reference != null && seen.add(reference)) parts.add(pointed(root, reference) ?: return null)
+    for (part in parts) names += namesOf(part, root, seen) ?: return null
+    return names
+}
+
+/** Return the part that a reference within a schema leads to; null if it is not a path that exists. */
+private fun pointed(root: Map<*, *>, reference: String): Any? {
+    if (reference != "#" && !reference.startsWith("#/")) return null
+    val path = try {
+        URLDecoder.decode(reference.replace("+", "%2B"), "UTF-8")
+    } catch (_: IllegalArgumentException) {
+        reference
+    }
+    return path.split("/").drop(1).fold<String, Any?>(root) { there, part ->
+        when (there) {
+            is Map<*, *> -> there[part.replace("~1", "/").replace("~0", "~")]
+            is List<*> -> part.toIntOrNull()?.let(there::getOrNull)
+            else -> null
+        }
+    }
 }
 
 /** A call in an assistant's turn. arguments: an object. Raises [IllegalArgumentException] on other JSON. */
