@@ -19,9 +19,11 @@ import kotlin.test.assertNotNull
 
 /**
  * A verifier that greets every device and then listens. [tokens]: the accepted tokens; null: any. refusals: HTTP
- * statuses of the first dials.
+ * statuses of the first dials. [deaf]: it reads nothing behind HELLO.
  */
-internal class Peer(private val tokens: Set<String>? = null, vararg refusals: String) : Closeable {
+internal class Peer(
+    private val tokens: Set<String>? = null, vararg refusals: String, private val deaf: Boolean = false,
+) : Closeable {
     private val server = ServerSocket(0, 50, InetAddress.getLoopbackAddress())
     private val sockets = CopyOnWriteArrayList<Socket>()
     private val refusals = LinkedBlockingQueue(refusals.toList())
@@ -65,6 +67,7 @@ internal class Peer(private val tokens: Set<String>? = null, vararg refusals: St
             frame(input)
             val welcome = encode(Welcome(PROTOCOL_VERSION.toLong(), "target", "drafter", 50, 64, 64, 32))
             socket.getOutputStream().write(byteArrayOf(0x82.toByte(), welcome.size.toByte()) + welcome)
+            while (deaf && !server.isClosed) Thread.sleep(2)
             while (true) frames += frame(input)
         }
     } catch (_: IOException) {
