@@ -4,6 +4,7 @@ import dev.outrider.core.bundle.BundleError
 import dev.outrider.core.bundle.Json
 import dev.outrider.core.bundle.JsonError
 import java.io.File
+import java.io.FileOutputStream
 import java.io.IOException
 import java.io.InputStream
 import java.security.MessageDigest
@@ -83,6 +84,8 @@ class BundleStore(val root: File) {
     }
 
     private fun move(from: File, to: File) {
+        // otherwise a crash of the system may leave zeros in files of a folder that counts as whole
+        for (file in from.walk()) if (file.isFile) FileOutputStream(file, true).use { it.fd.sync() }
         to.deleteRecursively()
         if (!from.renameTo(to)) throw IOException("$from cannot be renamed")
     }

@@ -107,6 +107,8 @@ private class HttpFolder(private val address: URL, private val tls: SSLSocketFac
             done += bytes
         }
         File(part, MANIFEST).writeText(manifest.text)
+        // otherwise a crash of the system may leave zeros in files of a folder that counts as whole
+        for (name in manifest.files.keys + MANIFEST) FileOutputStream(File(part, name), true).use { it.fd.sync() }
         folder.deleteRecursively()
         if (!part.renameTo(folder)) throw BundleError("$part cannot be renamed to $folder")
     }
