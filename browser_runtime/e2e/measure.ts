@@ -48,6 +48,7 @@ async function rates(mode: string): Promise<number[]> {
     for (const question of QUESTIONS) {
       await chat.page.click("#open-conversations");
       await chat.page.click("#new-conversation");
+      await chat.page.waitForSelector("#conversations", { state: "hidden" });
       await chat.ask(question);
       const { note } = await chat.finished();
       found.push(Number(note.match(/([\d.]+) a second/)?.[1]));

@@ -37,6 +37,7 @@ test("answers of a second model equal plain decoding, in trees, as a stream and 
         assert.match(note, /written alone/);
         await chat.page.click("#open-conversations");
         await chat.page.click("#new-conversation");
+        await chat.page.waitForSelector("#conversations", { state: "hidden" });
       }
       assert.deepEqual(chat.faults, []);
     }
