@@ -244,7 +244,7 @@ def test_another_drafters_verifier_is_refused(verifier: VerifierProcess, tmp_pat
     manifest.write_text(text.replace(drafter_hash, "0" * 16))
 
     async def run() -> Finished:
-        patience = Patience(connect=0.2, offline=0.5)
+        patience = Patience(connect=0.2, offline=60.0)
         async with EdgeRuntime.from_bundle(folder, verifier.address, patience=patience) as runtime:
             *_, last = [event async for event in runtime.generate(QUESTIONS[0], max_new_tokens=8)]
             assert runtime.link_refused and isinstance(last, Finished)
