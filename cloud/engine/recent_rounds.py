@@ -11,7 +11,7 @@ from cloud.engine.tree_budget import SMOOTHING
 
 #: least weight of the newest step in the tokens of streams: texts differ, and a new device's is none of theirs
 STREAM_SMOOTHING = 0.01
-#: after so many seconds without a step, earlier waiting times say nothing any more
+#: after so many seconds without another one, earlier waiting times say nothing any more
 IDLE_SECONDS = 5.0
 
 
@@ -21,11 +21,12 @@ class RecentRounds:
 
     def __init__(self) -> None:
         self.stream_tokens, self._stream_steps = 0.0, 0
-        self._queue, self._ended = 0.0, -inf  # when the last step ended, by time.perf_counter()
+        self._queue, self._ended = 0.0, -inf  # when its last round ended, by time.perf_counter()
 
     @property
     def queue_seconds(self) -> float:
-        """How long a round waited for the engine, smoothed; 0.0 if none has run for a while."""
+        """How long a round waited for the engine between its arrival and its step, smoothed; 0.0 if none has run for a
+        while."""
         return 0.0 if self._idle(time.perf_counter()) else self._queue
 
     def observe(self, outcome: StepOutcome) -> None:
@@ -34,11 +35,13 @@ class RecentRounds:
             self._stream_steps += 1
             weight = max(STREAM_SMOOTHING, 1 / self._stream_steps)
             self.stream_tokens += weight * (fmean(streams) - self.stream_tokens)
+        # the later steps of a stream wait for no message, and so for hardly anything
+        arrived = [each for _, each, _ in outcome.rounds() if not (each.unready or each.generated)]
+        if not arrived:
+            return
         if self._idle(outcome.began):
             self._queue = 0.0
-        # a round whose prompt runs in the same step has waited for that
-        if waits := [outcome.queue_seconds(each) for segment, each, _ in outcome.rounds() if not segment.prefill]:
-            self._queue += SMOOTHING * (fmean(waits) - self._queue)
+        self._queue += SMOOTHING * (fmean(map(outcome.queue_seconds, arrived)) - self._queue)
         self._ended = outcome.began + outcome.seconds
 
     def _idle(self, now: float) -> bool:

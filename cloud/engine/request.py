@@ -39,7 +39,7 @@ class EngineRequest:
     a GENERATE: report the chances of each token and of this many others; `chances` holds them while its verdict is
     passed to `send`. generated: tokens of the GENERATE so far. drafted, accepted: nodes verified for it so far, and
     those that the target drew too. lookup: predicts its text. token_by_token: without lookup from now on, because
-    nothing could be drawn after a guess.
+    nothing could be drawn after a guess. unready: it has waited for its own prompt or mask, not for the engine alone.
     """
 
     session_id: bytes
@@ -61,6 +61,7 @@ class EngineRequest:
     accepted: int = 0
     lookup: StreamLookup | None = None
     token_by_token: bool = False
+    unready: bool = False
 
     def __post_init__(self) -> None:
         self.is_drafted = isinstance(self.message, Verify)

@@ -68,6 +68,9 @@ class Scheduler:
         later = self._prefixes.share(waiting, maskless) if self._prefixes else set[SessionRecord]()
         free = [session for session in waiting if session not in maskless]
         missing = {session: self._missing(session) for session in free}
+        for session in waiting:
+            if session.round is not None and (session in maskless or missing[session]):
+                session.round.unready = True
         by_age = sorted(free, key=lambda session: session.waiting_since)
         ready = [session for session in by_age if session.round is not None and not missing[session]]
         behind = [session for session in by_age if missing[session] and session not in later]
