@@ -9,18 +9,19 @@ from statistics import fmean
 from cloud.engine.outcome import StepOutcome
 from cloud.engine.tree_budget import SMOOTHING
 
-#: least weight of the newest step in the tokens of streams: texts differ, and a new device's is none of theirs
-STREAM_SMOOTHING = 0.01
+#: steps of streams that are told of together: from fewer an account could read what another one's text repeats, and
+#: a new device's text is none of theirs
+STREAM_STEPS = 200
 #: after so many seconds without another one, earlier waiting times say nothing any more
 IDLE_SECONDS = 5.0
 
 
 class RecentRounds:
-    """Learns from every step. Any thread may read. stream_tokens: of a stream's step, smoothed over the streams of all
-    sessions; 0.0: none has run yet."""
+    """Learns from every step. Any thread may read. stream_tokens: of a stream's step, on average over the last complete
+    STREAM_STEPS steps with streams of any session; 0.0: so many have not run yet."""
 
     def __init__(self) -> None:
-        self.stream_tokens, self._stream_steps = 0.0, 0
+        self.stream_tokens, self._untold = 0.0, list[float]()  # tokens of a stream's step, since it was last set
         self._queue, self._ended = 0.0, -inf  # when its last round ended, by time.perf_counter()
 
     @property
@@ -32,9 +33,9 @@ class RecentRounds:
     def observe(self, outcome: StepOutcome) -> None:
         """Learn from a step, before it is answered."""
         if streams := [1 + len(path.accepted) for _, request, path in outcome.rounds() if not request.is_drafted]:
-            self._stream_steps += 1
-            weight = max(STREAM_SMOOTHING, 1 / self._stream_steps)
-            self.stream_tokens += weight * (fmean(streams) - self.stream_tokens)
+            self._untold.append(fmean(streams))
+            if len(self._untold) == STREAM_STEPS:
+                self.stream_tokens, self._untold = fmean(self._untold), []
         # the later steps of a stream wait for no message, and so for hardly anything
         arrived = [each for _, each, _ in outcome.rounds() if not (each.unready or each.generated)]
         if not arrived:
