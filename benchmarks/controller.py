@@ -43,6 +43,7 @@ from edge_runtime.session.policy import Policy, UnderstudyUse, WhoWrites
 from edge_runtime.session.session import Session
 from edge_runtime.session.states import Writer
 from edge_runtime.session.timeouts import Patience, RoundTimer
+from edge_runtime.speed.arms import TreeArm
 from edge_runtime.speed.controller import Controller
 from edge_runtime.speed.pace import Pace
 from edge_runtime.speed.settled import Arm
@@ -73,12 +74,12 @@ PATIENCE = Patience(open=60.0, silence=1e9, offline=1e9)
 
 
 class Device:
-    """State that a device keeps from answer to answer. arm: CHOSEN, or the fixed one."""
+    """State that a device keeps from answer to answer. arm: CHOSEN, or the fixed one. step: seconds of a drafting step."""
 
-    def __init__(self, arm: str) -> None:
+    def __init__(self, arm: str, step: float) -> None:
         chain = arm.removeprefix("chain ") if arm.startswith("chain") else ""
         mode = None if arm == CHOSEN else Arm.STREAM if arm == "stream" else Arm.TREE
-        self.controller, self.timer = Controller(Pace(), mode), RoundTimer()
+        self.controller, self.timer = Controller(Pace(tree=TreeArm(step=step)), mode), RoundTimer()
         self.drafter, self.understudy = not chain, bool(chain) or arm == CHOSEN
         self.largest, self.shaping = TreeShape(depth=int(chain)) if chain else LARGEST, not chain
 
@@ -244,7 +245,7 @@ class Simulation:
                 self._verify(message)
             case Generate():
                 self._generation += 1
-                self._step(message, self._generation, message.base_len, self.now)
+                self._step(message, self._generation, message.base_len, self.world.queue(self.number, self.now))
         return []
 
     def _engine(self, tokens: int, start: float, crowded: bool) -> float:
@@ -277,13 +278,12 @@ class Simulation:
         self._down = self._trip(self._engine_free, self._down)
         self._on_device(self._down, arrive)
 
-    def _step(self, message: Generate, generation: int, base: int, asked: float) -> list[Action]:
-        """A step of a stream: its token, and what lookup brings with it."""
+    def _step(self, message: Generate, generation: int, base: int, queue: float = 0.0) -> list[Action]:
+        """A step of a stream: its token, and what lookup brings with it. queue: seconds that the first one waits."""
         at, end = base - self.prompt, self.passage.length
         if generation != self._generation or at >= end:
             return []
         count = self.passage.together(at)
-        queue = self.world.queue(self.number, self.now)
         start = max(self.now, self._engine_free) + queue
         engine = self._engine(count, start, self._drafter_free > start)
         self._engine_free = start + engine
@@ -292,7 +292,7 @@ class Simulation:
             verdict = self._verdict(message.seq, base + place, [], at + place, *told)
             self._down = self._trip(self._engine_free, self._down)
             self._on_device(self._down, self._arrival(verdict))
-        self._at(self._engine_free, partial(self._step, message, generation, base + count, self._engine_free))
+        self._at(self._engine_free, partial(self._step, message, generation, base + count))
         return []
 
     def _verdict(self, seq: int, base: int, path: list[int], at: int, queue: float, engine: float) -> Verdict:
@@ -308,7 +308,7 @@ def arms(world: Scenario) -> list[str]:
 
 def write(world: Scenario, arm: str) -> list[float]:
     """Seconds of every answer."""
-    device = Device(arm)
+    device = Device(arm, world.draft_step)
     return [Simulation(world, number, device).run(number == 0) for number in range(len(world.passages))]
 
 

@@ -21,7 +21,7 @@ from edge_runtime.speed.ahead import Ahead
 from edge_runtime.speed.controller import Controller
 from edge_runtime.speed.pace import Pace
 from edge_runtime.speed.settled import Arm
-from edge_runtime.speed.tuning import LARGEST, foreseen
+from edge_runtime.speed.tuning import LARGEST
 from outrider_core.drafting.bundle import SERVER_HALF_FILE, UNDERSTUDY_FOLDER, Bundle
 from outrider_core.drafting.drafter import PROMPT_CHUNK, Drafter, TreeShape
 from outrider_core.drafting.engines import Engine
@@ -99,7 +99,8 @@ class OfflineDrafter:
             return TokenTree()
         mode = self._went_on(text, decoding.prompt_length)
         self._asked = _Step(len(text))
-        if mode is Arm.STREAM and not self.controller.compares(Arm.TREE, first=self._untold):
+        more = pace.costs.step(pace.tree.nodes) - pace.costs.step(0)
+        if mode is Arm.STREAM and not self.controller.compares(Arm.TREE, self._untold, max(0.0, more)):
             return TokenTree()
         began, first = time.perf_counter(), self._step is None or not self._step.tree
         drafter = self._drafter = self._drafter or self._made()
@@ -151,9 +152,10 @@ class OfflineDrafter:
             self._prompt_length, self._step, self._untold = prompt_length, None, True
             return self.controller.begin()
         pace = self.controller.pace
-        path = foreseen(step.tree, text[step.base :]) or []
+        path = step.tree.foreseen(text[step.base :]) or []
         if step.trial is not None:
-            pace.tried(step.tree, step.scores, path, step.trial, step.seconds)
+            pace.foreseen(step.tree, step.scores, path, step.trial)
+            pace.costs.stepped(1 + len(step.tree), step.seconds)
         elif step.tree:
             pace.verified(step.tree, step.scores, path, step.seconds, step.seconds, 0.0)
         else:

@@ -6,9 +6,9 @@ It hides drafting time. But if device and verifier share processors, it slows th
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from statistics import median
 
-from edge_runtime.speed.explorer import EVERY, MARGIN, Explorer
+from edge_runtime.speed.cost_model import blend
+from edge_runtime.speed.explorer import MARGIN, Explorer
 
 #: rounds of a trial
 TRIAL_ROUNDS = 3
@@ -16,39 +16,29 @@ TRIAL_ROUNDS = 3
 
 @dataclass
 class Ahead:
-    """on: the current choice. fixed: never try the other one. trying: a trial of it is under way. Seconds."""
+    """on: the current choice. fixed: never try the other one. trial: rounds left of a trial of it. rounds: seconds of a
+    round without drafting ahead, and with it."""
 
     on: bool = False
     fixed: bool = False
-    trying: bool = False
-    _lost: float = 0.0  # by the last trial ...
-    _behind: float = 1.0  # ... and how many times as long its rounds were
-    _kept: list[float] = field(default_factory=list)
-    _tried: list[float] = field(default_factory=list)
+    trial: int = 0
+    rounds: dict[bool, float] = field(default_factory=dict)
 
     @property
     def now(self) -> bool:
         """Return whether this round drafts ahead."""
-        return self.on != self.trying
+        return self.on != bool(self.trial)
 
     def measured(self, ahead: bool, seconds: float, explorer: Explorer) -> None:
         """A round took so long, drafted ahead or not."""
         if ahead != self.now:
-            self.given_up()
-        elif not self.trying:
-            self._kept = [*self._kept, seconds][-EVERY:]
-            self.trying = not self.fixed and explorer.due("ahead", self._lost, self._behind)
-        else:
-            self._tried.append(seconds)
-            if len(self._tried) == TRIAL_ROUNDS:
-                self._ended(median(self._tried), median(self._kept))
-
-    def given_up(self) -> None:
-        """A round cannot be told from others: a trial begins again later."""
-        self.trying, self._tried = False, []
-
-    def _ended(self, found: float, usual: float) -> None:
-        self._lost, self._behind = TRIAL_ROUNDS * max(0.0, found - usual), found / usual
-        if MARGIN * found < usual:
-            self.on, self._kept = not self.on, self._tried
-        self.given_up()
+            self.trial = 0
+        elif self.trial:
+            self.rounds[ahead] = blend(self.rounds.get(ahead), seconds, 1 / (TRIAL_ROUNDS + 1 - self.trial))
+            self.trial -= 1
+            self.on ^= not self.trial and MARGIN * self.rounds[ahead] < self.rounds[not ahead]
+        elif not self.fixed:
+            usual = self.rounds[ahead] = blend(self.rounds.get(ahead), seconds)
+            other = self.rounds.get(not ahead, usual)
+            if explorer.due("ahead", TRIAL_ROUNDS * max(0.0, other - usual), other / usual):
+                self.trial = TRIAL_ROUNDS

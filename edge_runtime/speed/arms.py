@@ -13,21 +13,21 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_runtime.speed.cost_model import LEAST_SECONDS, CostModel, blend
+from edge_runtime.speed.cost_model import LEAST_SECONDS, SMOOTHING, CostModel, blend
 from outrider_core.protocol.tree import TokenTree
 
-#: observations that acceptance at a depth, or of a chain's tokens, begins with, and what an older one still counts
-#: after one more tree or token
+#: observations that acceptance at a depth, or of a chain's tokens, begins with; what an older one still counts after
+#: one more tree or token
 PRIOR, FADING = 4.0, 0.98
 #: levels of a tree that are calibrated separately; deeper ones count as the last
-DEPTHS = 12
+DEPTHS = 6
 #: weight in what is usual, of a tree and of a streamed token: how well text can be foreseen differs more between
-#: answers than within one
-USUAL_ROUND, USUAL_TOKEN = 0.05, 0.01
+#: answers than within one; streamed tokens that what WELCOME says counts for
+USUAL_ROUND, USUAL_TOKEN, TOLD_TOKENS = 0.05, 0.01, 20
 #: weight of the newest token of a stream: one token says less than a round, and lookup brings several or none
 TOKEN_SMOOTHING = 0.05
-#: tokens that a round of trees is taken to bring before one was seen
-PRIOR_TAU = 2.5
+#: tokens that a round of trees is taken to bring before one was seen, and drafting steps that it takes
+PRIOR_TAU, PRIOR_STEPS = 3.0, 4
 #: nodes that are drafted in any case, and nodes drafted per node that was worth sending in earlier trees
 LEAST_NODES, SPARE = 16, 2
 #: accepted tokens that another drafting step must promise at most
@@ -71,12 +71,8 @@ class TreeArm:
             for depth in range(1, len(path) + 1):
                 self.accepted[min(depth, DEPTHS)] += 1
             tokens = float(self._expected(tree, scores)[-1])
-        self.tau = blend(self.tau, tokens)
-        self.usual_tau = blend(self.usual_tau, tokens, max(USUAL_ROUND, 1 / (PRIOR + self.trees)))
-
-    def forget(self) -> None:
-        """A new answer begins, of which nothing is known."""
-        self.tau = self.usual_tau
+        self.tau = blend(self.tau, tokens, max(SMOOTHING, 1 / (1 + self.trees)))
+        self.usual_tau = blend(self.usual_tau, tokens, max(USUAL_ROUND, 1 / (1 + self.trees)))
 
     def _expected(self, tree: TokenTree, scores: Sequence[float]) -> NDArray[np.float64]:
         """Tokens that the first 1, 2, ... nodes of `tree` promise, as far as promises were kept so far."""
@@ -154,39 +150,32 @@ class ChainArm:
 
 @dataclass
 class StreamArm:
-    """gap: between tokens; usual_gap: in the answers so far; gaps, usual_gaps: measurements behind them; a guess is
-    one. late: tokens arrive that an outage held back. told: tokens a step, as WELCOME has them.
+    """first: share of the tokens that begin a step, the others come of lookup; usual: in the answers so far, of so many
+    `tokens`; at first as WELCOME has it. rest: seconds between tokens besides the engine. late: tokens arrive that an
+    outage held back.
     """
 
-    gap: float | None = None
-    gaps: int = 0
-    usual_gap: float | None = None
-    usual_gaps: int = 0
+    first: float = 1.0
+    usual: float = 1.0
+    tokens: int = 0
+    rest: float = 0.0
     late: bool = False
-    told: float = 1.0
+
+    def told(self, tokens: float) -> None:
+        """WELCOME says that a step brings so many tokens."""
+        if not self.tokens:
+            self.first = self.usual = 1 / max(1.0, tokens)
 
     def came(self, gap: float, engine: float, overdue: bool, same_step: bool) -> None:
-        """A token came `gap` after the one before it. Tokens delayed by an outage are ignored."""
+        """A token came `gap` after the one before it. The time of tokens delayed by an outage is ignored."""
+        self.tokens += 1
+        self.first = blend(self.first, not same_step, TOKEN_SMOOTHING)
+        self.usual = blend(self.usual, not same_step, max(USUAL_TOKEN, 1 / (TOLD_TOKENS + self.tokens)))
         self.late = overdue or (self.late and (same_step or gap < engine / 2))
-        if self.late:
-            return
-        self.gaps += 1
-        self.usual_gaps += 1
-        self.gap = blend(self.gap, gap, max(TOKEN_SMOOTHING, 1 / self.gaps))
-        self.usual_gap = blend(self.usual_gap, gap, max(USUAL_TOKEN, 1 / self.usual_gaps))
-
-    def slower(self, times: float) -> None:
-        """Steps have come to take so many times as long, as those for trees tell."""
-        if self.gap is not None and self.usual_gap is not None:
-            self.gap, self.usual_gap = times * self.gap, times * self.usual_gap
-            self.gaps = 1  # the next one tells more than this guess
-
-    def forget(self) -> None:
-        """A new answer begins, of which nothing is known."""
-        self.gap = self.usual_gap
+        if not self.late:
+            self.rest = blend(self.rest, gap if same_step else gap - engine, USUAL_TOKEN)
 
     def rate(self, costs: CostModel) -> float | None:
         """Tokens per second; None where nothing is known."""
-        if self.gap is not None:
-            return 1 / max(LEAST_SECONDS, self.gap)
-        return self.told / (step + costs.queue) if (step := costs.step(0)) else None
+        seconds = self.first * costs.step(0) + max(0.0, self.rest)
+        return 1 / max(LEAST_SECONDS, seconds) if seconds else None

@@ -9,10 +9,6 @@ from edge_runtime.speed.explorer import EVERY, best
 from edge_runtime.speed.pace import Pace
 from edge_runtime.speed.settled import Arm
 
-#: share of the drafting arms' rate from which on an answer begins as a stream: beside a stream the device learns what
-#: trees would bring; beside trees it learns nothing of a stream
-WORTH_BEGINNING = 0.95
-
 
 @dataclass
 class Controller:
@@ -31,20 +27,15 @@ class Controller:
     _better: int = 0  # steps in which another arm promised more
 
     def begin(self, unknown: bool = True) -> Arm:
-        """The arm of an answer: a stream if it is nearly as fast as the others.
-
-        unknown: nothing tells of this answer yet; otherwise it goes on, on a new link, without hysteresis.
-        """
+        """The arm of an answer. unknown: nothing tells of it yet; otherwise it goes on, on a new link. There is no
+        hysteresis in either case."""
         if not unknown:
             self._better = EVERY
             return self.choose()
         home = self._home if self.trial else self.arm
         self.trial = self._better = 0
         self.pace.forget_answer()
-        rates = self._rates()
-        if Arm.STREAM in rates:
-            rates[Arm.STREAM] /= WORTH_BEGINNING
-        self.arm = best(rates, home, margin=1.0)
+        self.arm = best(self._rates(), home, margin=1.0)
         self.switches += self.arm is not home
         return self.arm
 
@@ -67,13 +58,14 @@ class Controller:
             self._maybe_try(rates)
         return self.arm
 
-    def compares(self, arm: Arm, first: bool) -> bool:
-        """Return whether to draft for `arm` beside the one in use. first: nothing else tells of this answer yet."""
+    def compares(self, arm: Arm, first: bool, more: float = 0.0) -> bool:
+        """Return whether to draft for `arm` beside the one in use. first: nothing else tells of this answer yet. more:
+        seconds that it costs besides drafting."""
         rates, pace = self.pace.rates(), self.pace
         if self.arm is Arm.CHAIN:  # the drafter is idle
             return pace.explorer.due(arm, 0.0, 1.0)
         behind = rates[self.arm] / rates[arm] if self.arm in rates and arm in rates and not first else 1.0
-        return pace.explorer.due(arm, pace.compared, behind)
+        return pace.explorer.due(arm, pace.costs.exposed + more, behind)
 
     def _rates(self) -> dict[Arm, float]:
         rates = self.pace.rates()

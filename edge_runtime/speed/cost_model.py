@@ -9,7 +9,7 @@ from outrider_core.protocol.costs import CostCurve
 #: weight of the newest round in a smoothed measurement
 SMOOTHING = 0.2
 #: no duration is taken to be shorter, so that rates stay finite
-LEAST_SECONDS = 1e-4
+LEAST_SECONDS = 1e-6
 
 
 def blend(old: float | None, new: float, weight: float = SMOOTHING) -> float:
@@ -20,8 +20,8 @@ def blend(old: float | None, new: float, weight: float = SMOOTHING) -> float:
 class CostModel:
     """curve: as WELCOME advertised it; None: a step is taken to last a second, see `slowdown`. slowdown,
     token_slowdown: of steps for trees and for single tokens: measured time over advertised time. rtt: of a round,
-    without the verifier's engine and queue. queue: of a round; as WELCOME has it at first. exposed: drafting between a
-    tree's verdict and the next VERIFY; 0.0: nothing tells of it.
+    without the verifier's engine and queue. queue: of a round; as WELCOME has it until `queued` waits were measured.
+    exposed: drafting between a tree's verdict and the next VERIFY.
     """
 
     curve: CostCurve | None = None
@@ -29,11 +29,12 @@ class CostModel:
     token_slowdown: float | None = None
     rtt: float | None = None
     queue: float = 0.0
+    queued: int = 0
     exposed: float = 0.0
 
     def advertised(self, tokens: float) -> float:
         """Seconds of a step of `tokens` tokens as the verifier advertised; it really takes `slowdown` times as long."""
-        return self.curve.at(tokens) if self.curve else 1.0
+        return max(LEAST_SECONDS, self.curve.at(tokens)) if self.curve else 1.0
 
     def step(self, nodes: float) -> float:
         """Seconds of the verifier's engine for a tree of `nodes` nodes; 0: for a token of a stream."""
@@ -49,9 +50,10 @@ class CostModel:
         """Seconds of a round with a tree of `nodes` nodes."""
         return max(LEAST_SECONDS, self.exposed + self.between + self.step(nodes))
 
-    def waited(self, between: float, queue: float) -> None:
-        """A round took so long without drafting and the verifier's engine and queue, and so long in the queue."""
-        self.rtt, self.queue = blend(self.rtt, between), blend(self.queue, queue)
+    def waited(self, queue: float) -> None:
+        """A request waited `queue` seconds in the verifier's queue."""
+        self.queued += 1
+        self.queue = blend(self.queue, queue, max(SMOOTHING, 1 / self.queued))
 
     def stepped(self, tokens: int, engine: float) -> None:
         """A step took `engine` seconds. The slowdowns of trees and of single tokens rise and fall together, but each

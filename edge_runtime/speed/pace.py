@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from edge_runtime.speed.ahead import Ahead
-from edge_runtime.speed.arms import ChainArm, StreamArm, TreeArm
+from edge_runtime.speed.arms import PRIOR_STEPS, ChainArm, StreamArm, TreeArm
 from edge_runtime.speed.cost_model import CostModel, blend
 from edge_runtime.speed.explorer import Explorer
 from edge_runtime.speed.settled import Arm
@@ -17,10 +17,7 @@ from outrider_core.protocol.wire import Welcome
 
 @dataclass
 class Pace:
-    """Measurements of one verifier, its link and the drafter; they outlive answers.
-
-    compared: that drafting a tree for comparison costs.
-    """
+    """Measurements of one verifier, its link and the drafter; they outlive answers."""
 
     costs: CostModel = field(default_factory=CostModel)
     tree: TreeArm = field(default_factory=TreeArm)
@@ -28,7 +25,6 @@ class Pace:
     stream: StreamArm = field(default_factory=StreamArm)
     ahead: Ahead = field(default_factory=Ahead)
     explorer: Explorer = field(default_factory=Explorer)
-    compared: float = 0.0
 
     def __post_init__(self) -> None:
         #: whether the round that ends with the next VERIFY drafts ahead, and the seconds that it took so far
@@ -41,19 +37,18 @@ class Pace:
         curve = unpack_costs(welcome.costs)
         self.costs = replace(self.costs, rtt=rtt)
         if curve is None or curve != self.costs.curve:
-            self.costs, self.stream = CostModel(curve, rtt=rtt, queue=welcome.queue_us / 1e6), StreamArm()
-            self.ahead, self._ending = Ahead(fixed=self.ahead.fixed), None
-        self.stream.told = max(1.0, welcome.stream_tokens / 100)
+            drafting = PRIOR_STEPS * (self.tree.step or 0.0)
+            self.costs = CostModel(curve, rtt=rtt, queue=welcome.queue_us / 1e6, exposed=drafting)
+            self.stream, self.ahead, self._ending = StreamArm(), Ahead(fixed=self.ahead.fixed), None
+        self.stream.told(welcome.stream_tokens / 100)
 
     def verified(
         self, tree: TokenTree, scores: Sequence[float], path: Sequence[int], wait: float, engine: float, queue: float
     ) -> None:
         """A tree's verdict came after `wait`: `path` was accepted; engine, queue: the verifier's own part of it."""
-        between, tokens = max(0.0, wait - engine - queue), 1 + len(tree)
-        usual = self.costs.advertised(1 + self.tree.nodes) / self.costs.advertised(tokens)  # for trees as they are
-        self._ending = (self.ahead.now, between + usual * engine) if engine > 0 else None
-        if not self.ahead.trying:
-            self._round(tokens, between, engine, queue)
+        self._ending = (self.ahead.now, wait - queue) if engine > 0 else None
+        if not self.ahead.trial:
+            self._round(1 + len(tree), wait, engine, queue)
         self.explorer.passed(wait)
         self.tree.learn(tree, scores, path)
 
@@ -63,7 +58,7 @@ class Pace:
         """The verdict on a chain of `tokens` of the understudy came after `wait`: the first `accepted` were right.
         ended: behind them the answer has ended, and nothing is known of the others."""
         self._ending = None
-        self._round(1 + tokens, max(0.0, wait - engine - queue), engine, queue)
+        self._round(1 + tokens, wait, engine, queue)
         self.explorer.passed(wait)
         self.chain.verified(accepted if ended else tokens, accepted)
 
@@ -79,54 +74,34 @@ class Pace:
             self.explorer.passed(gap)
         self.stream.came(gap, engine, overdue, same_step)
 
-    def foreseen(
-        self, tree: TokenTree, scores: Sequence[float], path: Sequence[int], seconds: float, more: float = 0.0
-    ) -> None:
-        """Of a tree drafted in `seconds` beside a stream, for comparison, `path` came true. more: seconds that it cost
-        besides."""
+    def foreseen(self, tree: TokenTree, scores: Sequence[float], path: Sequence[int], seconds: float) -> None:
+        """Of a tree drafted in `seconds` for comparison, `path` came true."""
         self.tree.learn(tree, scores, path)
-        self.compared = blend(self.compared or None, seconds + more)
-        self.costs.exposed = min(self.costs.exposed or seconds, seconds)
-
-    def tried(
-        self, tree: TokenTree, scores: Sequence[float], path: Sequence[int], drafting: float, engine: float
-    ) -> None:
-        """A tree was drafted in place of single tokens and run, to see what it brings: all that it took is lost to
-        them."""
-        self.foreseen(tree, scores, path, drafting, max(0.0, engine - self.costs.step(0)))
-        self._stepped(1 + len(tree), engine)
+        if not self.ahead.on:
+            self.costs.exposed = blend(self.costs.exposed, seconds)
 
     def prepared(self) -> None:
         """What passed between a verdict and an answer's first tree, or the first behind a stream, is no round's."""
-        self._ending = None
-        self.ahead.given_up()
+        self._ending, self.ahead.trial = None, 0
 
     def waited(self, exposed: float) -> None:
         """`exposed` seconds passed between a verdict and the next VERIFY: a round ends."""
-        ended, self._ending = self._ending, None
-        if not self.ahead.trying:
+        if not self.ahead.trial:
             self.costs.exposed = blend(self.costs.exposed, exposed)
-        if ended is None:
-            self.ahead.given_up()
-            return
-        ahead, seconds = ended
-        self.ahead.measured(ahead, seconds + exposed, self.explorer)
+        if self._ending is None:
+            return self.prepared()
+        ahead, seconds = self._ending
+        self._ending = None
+        return self.ahead.measured(ahead, seconds + exposed, self.explorer)
 
     def forget_answer(self) -> None:
         """A new answer begins, of which nothing is known."""
-        self.tree.forget()
-        self.stream.forget()
+        self.tree.tau, self.stream.first = self.tree.usual_tau, self.stream.usual
 
-    def _round(self, tokens: int, between: float, engine: float, queue: float) -> None:
-        self._stepped(tokens, engine)
-        self.costs.waited(between, queue)
-
-    def _stepped(self, tokens: int, engine: float) -> None:
-        """A step for a tree took `engine` seconds; no stream tells at present how long its tokens take."""
-        before = self.costs.step(0)
+    def _round(self, tokens: int, wait: float, engine: float, queue: float) -> None:
         self.costs.stepped(tokens, engine)
-        if before > 0:
-            self.stream.slower(self.costs.step(0) / before)
+        self.costs.rtt = blend(self.costs.rtt, max(0.0, wait - engine - queue))
+        self.costs.waited(queue)
 
     # --- what follows ---
 

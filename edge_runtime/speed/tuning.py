@@ -7,35 +7,20 @@ weighs them, and asks it for choices.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
 
 from edge_runtime.speed.arms import FIRST_TOKENS, MOST_TOKENS
 from edge_runtime.speed.controller import Controller
 from edge_runtime.speed.pace import Pace
 from edge_runtime.speed.settled import Arm, Settled
 from outrider_core.drafting.drafter import Draft, TreeShape
-from outrider_core.protocol.tree import MAX_NODES, ROOT, TokenTree
-from outrider_core.protocol.wire import Welcome
+from outrider_core.protocol.tree import MAX_NODES
 
 #: the largest trees where no others are asked for: as many nodes as a frame of 256 bytes holds
 LARGEST = TreeShape(nodes=48)
 
 
-class TreeSize(NamedTuple):
-    """Nodes and levels of a tree, at most. gain: as of `TreeShape`; None: that of the largest."""
-
-    nodes: int
-    depth: int
-    gain: float | None
-
-
-class _Comparison(NamedTuple):
-    """A tree or a chain for comparison alone, below the first `base` tokens; drafting it took `seconds`."""
-
-    arm: Arm
-    draft: Draft
-    base: int
-    seconds: float
+#: nodes and levels of a tree, at most, and its gain as of `TreeShape`; None: that of the largest
+TreeSize = tuple[int, int, float | None]
 
 
 @dataclass
@@ -56,7 +41,8 @@ class Tuning:
         self._verdict_at: float | None = None  # the last one's time, until a tree is sent
         self._behind_tree = False  # it was on a tree; behind others, the drafter reads what is new to it
         self._comparing: Arm | None = None  # is being drafted for, for comparison
-        self._compared: _Comparison | None = None  # whose outcome is not known yet
+        #: what was drafted for comparison, below the text's first tokens, in seconds; its outcome is not known yet
+        self._compared: tuple[Arm, Draft, int, float] | None = None
         self._untold = True  # what trees bring in this answer is known from others alone
         self._barren = False  # the understudy found nothing to draft in this answer
         self.pace.chain.ready = False  # it has to read the text first
@@ -66,10 +52,6 @@ class Tuning:
         return self.controller.pace
 
     # --- what was measured ---
-
-    def linked(self, welcome: Welcome, rtt: float) -> None:
-        """A handshake took `rtt` seconds."""
-        self.pace.linked(welcome, rtt)
 
     def drafted(self, arm: Arm, draft: Draft, seconds: float, wanted: bool) -> None:
         """Drafting `draft` took `seconds`. wanted: it was not given up. A tree that is not behind another tells nothing
@@ -93,9 +75,10 @@ class Tuning:
         """A verdict came. One that is late says nothing of the link."""
         self._verdict_at, self._behind_tree = now, False
         wait, engine, queue = settled.wait, settled.engine, settled.queue
-        if settled.arm is Arm.STREAM:
-            if not settled.asked_for:
-                self.pace.streamed(wait, engine, settled.late, settled.same_step)
+        if settled.arm is Arm.STREAM and settled.asked_for:
+            self.pace.costs.waited(queue)
+        elif settled.arm is Arm.STREAM:
+            self.pace.streamed(wait, engine, settled.late, settled.same_step)
         elif settled.drafted:
             self._untold, self._behind_tree = False, settled.arm is Arm.TREE
             if settled.late:
@@ -109,7 +92,7 @@ class Tuning:
     def compared(self, draft: Draft, base: int, seconds: float) -> None:
         """What was drafted for comparison, empty if it tells nothing, below the first `base` tokens, in `seconds`."""
         arm, self._comparing = self._comparing or Arm.TREE, None
-        self._compared = _Comparison(arm, draft, base, seconds) if draft.tree else None
+        self._compared = (arm, draft, base, seconds) if draft.tree else None
         if arm is Arm.CHAIN:
             self.pace.chain.drafted(draft.steps, seconds)
 
@@ -119,7 +102,7 @@ class Tuning:
             return
         arm, draft, base, seconds = self._compared
         draft = self.worth_sending(arm, draft)
-        path = foreseen(draft.tree, tokens[base:])
+        path = draft.tree.foreseen(tokens[base:])
         if path is None:
             return
         if arm is Arm.CHAIN:
@@ -149,8 +132,8 @@ class Tuning:
         """Of the next tree, where the session has room for `nodes` and `depth` levels."""
         nodes, depth = min(self.largest.nodes, nodes), min(self.largest.depth, depth)
         if not self.shaping:
-            return TreeSize(nodes, depth, None)
-        return TreeSize(min(nodes, self.pace.tree.worth_drafting()), depth, self.pace.tree.gain(self.pace.costs))
+            return nodes, depth, None
+        return min(nodes, self.pace.tree.worth_drafting()), depth, self.pace.tree.gain(self.pace.costs)
 
     def chain(self, limit: int, room: int, ready: bool, alone: bool = False) -> int:
         """Tokens of the chain that the understudy is to draft next; 0: the drafter drafts a tree. limit: that the
@@ -190,23 +173,10 @@ class Tuning:
         if controller.pinned or self._comparing or controller.arm is Arm.TREE:
             return None
         self._offer(drafts)
-        arms = [Arm.CHAIN] if controller.arm is Arm.STREAM and self.pace.chain.ready else []
-        for arm in (*arms, Arm.TREE):
-            if controller.compares(arm, first=self._untold):
-                self._comparing = arm
-                self._untold &= arm is Arm.CHAIN
-                size = TreeSize(FIRST_TOKENS, FIRST_TOKENS, None)
-                return arm, (size if arm is Arm.CHAIN else self.tree_size(MAX_NODES, self.largest.depth))
+        if controller.arm is Arm.STREAM and self.pace.chain.ready and controller.compares(Arm.CHAIN, self._untold):
+            self._comparing = Arm.CHAIN
+            return Arm.CHAIN, (FIRST_TOKENS, FIRST_TOKENS, None)
+        if controller.compares(Arm.TREE, first=self._untold):
+            self._comparing, self._untold = Arm.TREE, False
+            return Arm.TREE, self.tree_size(MAX_NODES, self.largest.depth)
         return None
-
-
-def foreseen(tree: TokenTree, tokens: list[int]) -> list[int] | None:
-    """The path of `tree` that `tokens`, below its root, took; None while they have not left it."""
-    path, node = list[int](), ROOT
-    for token in tokens:
-        child = tree.child(node, token)
-        if child is None:
-            return path
-        path.append(child)
-        node = child
-    return None

@@ -72,6 +72,17 @@ class TokenTree:
             node = self.parents[node]
         return nodes[::-1]
 
+    def foreseen(self, tokens: Sequence[int]) -> list[int] | None:
+        """Return the path that `tokens`, below the root, took through the tree; None while they have not left it."""
+        path, node = list[int](), ROOT
+        for token in tokens:
+            child = self.child(node, token)
+            if child is None:
+                return path
+            path.append(child)
+            node = child
+        return None
+
     def ancestor_bits(self) -> list[int]:
         """Per node a bit set over nodes: itself and its ancestors (bit i = node i)."""
         bits: list[int] = []
