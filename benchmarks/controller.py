@@ -74,7 +74,8 @@ PATIENCE = Patience(open=60.0, silence=1e9, offline=1e9)
 
 
 class Device:
-    """State that a device keeps from answer to answer. arm: CHOSEN, or the fixed one. step: seconds of a drafting step."""
+    """State that a device keeps from answer to answer. arm: CHOSEN, or the fixed one. step: a drafting step, in
+    seconds."""
 
     def __init__(self, arm: str, step: float) -> None:
         chain = arm.removeprefix("chain ") if arm.startswith("chain") else ""

@@ -16,22 +16,20 @@ from numpy.typing import NDArray
 from edge_runtime.speed.cost_model import LEAST_SECONDS, SMOOTHING, CostModel, blend
 from outrider_core.protocol.tree import TokenTree
 
-#: observations that acceptance at a depth, or of a chain's tokens, begins with; what an older one still counts after
-#: one more tree or token
+#: observations that acceptance at a depth, of a chain's tokens, or of a stream's begins with; what an older one still
+#: counts after one more
 PRIOR, FADING = 4.0, 0.98
 #: levels of a tree that are calibrated separately; deeper ones count as the last
 DEPTHS = 6
 #: weight in what is usual, of a tree and of a streamed token: how well text can be foreseen differs more between
-#: answers than within one; streamed tokens that what WELCOME says counts for
-USUAL_ROUND, USUAL_TOKEN, TOLD_TOKENS = 0.05, 0.01, 20
+#: answers than within one
+USUAL_ROUND, USUAL_TOKEN = 0.05, 0.01
 #: weight of the newest token of a stream: one token says less than a round, and lookup brings several or none
 TOKEN_SMOOTHING = 0.05
 #: tokens that a round of trees is taken to bring before one was seen, and drafting steps that it takes
 PRIOR_TAU, PRIOR_STEPS = 3.0, 4
 #: nodes that are drafted in any case, and nodes drafted per node that was worth sending in earlier trees
 LEAST_NODES, SPARE = 16, 2
-#: accepted tokens that another drafting step must promise at most
-MOST_GAIN = 0.6
 #: tokens of a chain at most, and of the first, by which chains are known; how likely a token is taken to be right at
 #: first, and at most
 MOST_TOKENS, FIRST_TOKENS = 16, 4
@@ -86,7 +84,7 @@ class TreeArm:
 
     def gain(self, costs: CostModel) -> float | None:
         """Accepted tokens that one more drafting step must promise to be worth its time; None: nothing tells."""
-        return None if self.step is None else min(MOST_GAIN, self.rate(costs) * self.step)
+        return None if self.step is None else self.rate(costs) * self.step
 
     def worth_drafting(self) -> int:
         """Nodes to draft of the next tree, so that there is a choice of what to send."""
@@ -170,7 +168,7 @@ class StreamArm:
         """A token came `gap` after the one before it. The time of tokens delayed by an outage is ignored."""
         self.tokens += 1
         self.first = blend(self.first, not same_step, TOKEN_SMOOTHING)
-        self.usual = blend(self.usual, not same_step, max(USUAL_TOKEN, 1 / (TOLD_TOKENS + self.tokens)))
+        self.usual = blend(self.usual, not same_step, max(USUAL_TOKEN, 1 / (PRIOR + self.tokens)))
         self.late = overdue or (self.late and (same_step or gap < engine / 2))
         if not self.late:
             self.rest = blend(self.rest, gap if same_step else gap - engine, USUAL_TOKEN)
