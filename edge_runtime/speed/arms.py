@@ -171,7 +171,7 @@ class StreamArm:
         self.usual = blend(self.usual, not same_step, max(USUAL_TOKEN, 1 / (PRIOR + self.tokens)))
         self.late = overdue or (self.late and (same_step or gap < engine / 2))
         if not self.late:
-            self.rest = blend(self.rest, gap if same_step else gap - engine, USUAL_TOKEN)
+            self.rest = blend(self.rest, gap if same_step else gap - engine, max(USUAL_TOKEN, 1 / self.tokens))
 
     def rate(self, costs: CostModel) -> float | None:
         """Tokens per second; None where nothing is known."""

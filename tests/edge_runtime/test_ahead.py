@@ -58,10 +58,10 @@ def test_a_trial_that_a_stream_interrupts_begins_again() -> None:
     """What was drafted ahead is thrown away then, so the next round says nothing of it."""
     pace = machine()
     rounds(pace, EVERY + 1, 1.0)
-    assert pace.ahead.trying
+    assert pace.ahead.trial
     pace.streamed(0.02, 0.012, overdue=False)
     pace.waited(0.25)
-    assert not pace.ahead.trying
+    assert not pace.ahead.trial
     assert rounds(pace, 3 * EVERY, 1.0).count(True) >= EVERY
 
 
@@ -70,7 +70,7 @@ def test_a_trial_ends_where_the_verifier_says_nothing_of_its_engine() -> None:
     rounds(pace, EVERY + 1, 1.0)
     pace.verified(TokenTree.chain([1, 2, 3]), [], [0], 0.02, 0.0, 0.0)
     pace.waited(0.004)
-    assert not pace.ahead.trying
+    assert not pace.ahead.trial
 
 
 def test_what_is_fixed_is_not_tried() -> None:

@@ -77,7 +77,7 @@ def test_what_came_of_chains_is_learned() -> None:
 def paced(token: float, right: float = 0.9, tau: float = 2.5) -> Pace:
     """Of a link of 30 ms to a target of 60 ms a step."""
     costs = CostModel(CURVE, rtt=0.03, exposed=0.01)
-    return Pace(costs, TreeArm(tau, tau), known(token, right), StreamArm(0.062, 1, 0.062, 1))
+    return Pace(costs, TreeArm(tau, tau), known(token, right), StreamArm(rest=0.002))
 
 
 def test_chains_are_drafted_where_they_are_faster() -> None:

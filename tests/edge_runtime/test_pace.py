@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from edge_runtime.speed.arms import MOST_GAIN
+from edge_runtime.speed.arms import PRIOR_STEPS, TreeArm
 from edge_runtime.speed.controller import Controller
 from edge_runtime.speed.cost_model import CostModel
 from edge_runtime.speed.explorer import EVERY, SHARE
@@ -86,17 +86,19 @@ def test_what_was_measured_of_a_verifier_outlives_its_connections() -> None:
 def test_what_a_verifier_tells_of_itself_counts_until_it_was_measured() -> None:
     pace, told = Pace(), structs.replace(welcome(GPU), stream_tokens=250, queue_us=5_000)
     pace.linked(told, 0.01)
-    assert pace.stream.rate(pace.costs) == pytest.approx(2.5 / (GPU.at(1) + 0.005))
+    assert pace.stream.rate(pace.costs) == pytest.approx(2.5 / GPU.at(1)), "a step waits in no queue"
     assert pace.costs.between == pytest.approx(0.015)
     for _ in range(60):
         pace.verified(TokenTree.chain([1]), [], [0], 0.01 + GPU.at(2), GPU.at(2), 0.0)
     assert pace.stream.rate(pace.costs) == pytest.approx(2.5 / GPU.at(1), rel=0.01), "trees tell nothing of lookup"
-    pace.streamed(0.02, 0.02, overdue=False)
+    for _ in range(200):
+        pace.streamed(GPU.at(1), GPU.at(1), overdue=False)
+    measured = pace.stream.rate(pace.costs)
     for again in (told, structs.replace(told, stream_tokens=900, queue_us=90_000)):
         pace.linked(again, 0.01)
-        assert pace.stream.rate(pace.costs) == pytest.approx(50) and pace.costs.queue < 0.001
+        assert pace.stream.rate(pace.costs) == measured and pace.costs.queue < 0.001
     pace.linked(structs.replace(welcome(CPU), stream_tokens=150, queue_us=2_000), 0.01)  # another verifier
-    assert pace.stream.rate(pace.costs) == pytest.approx(1.5 / (CPU.at(1) + 0.002))
+    assert pace.stream.rate(pace.costs) == pytest.approx(1.5 / CPU.at(1))
     pace.linked(welcome(GPU), 0.01)
     assert pace.stream.rate(pace.costs) == pytest.approx(1 / GPU.at(1)) and pace.costs.queue == 0.0
 
@@ -122,28 +124,52 @@ def test_drafting_stops_sooner_where_time_is_dear() -> None:
         pace.linked(welcome(CPU), rtt)
         pace.tree.drafted(0.012, 4)
     gains = [pace.tree.gain(pace.costs) or 0.0 for pace in (far, near)]
-    assert 0 < gains[0] < gains[1] <= MOST_GAIN
+    assert 0 < gains[0] < gains[1]
 
 
 def test_reading_gives_a_trial_of_drafting_ahead_up() -> None:
     pace = Pace()
     pace.linked(welcome(CostCurve((1, 64), (0.01, 0.01))), 0.001)
-    while not pace.ahead.trying:
+    while not pace.ahead.trial:
         pace.verified(TokenTree.chain([1]), [], [0], 0.011, 0.01, 0.0)
         pace.waited(0.01)
     pace.verified(TokenTree.chain([1]), [], [0], 0.011, 0.01, 0.0)
     pace.prepared()
-    assert not pace.ahead.trying
+    assert not pace.ahead.trial
 
 
-def test_what_a_comparison_took_bounds_what_a_round_loses_to_drafting() -> None:
+def test_what_comparisons_take_is_what_a_round_loses_to_drafting() -> None:
     pace = Pace(CostModel(exposed=3.0))
+    for _ in range(60):
+        pace.foreseen(TokenTree.chain([1]), [], [0], 0.02)
+    assert pace.costs.exposed == pytest.approx(0.02, rel=0.01)
+    pace.ahead.on, pace.costs.exposed = True, 0.005  # most of it is hidden then
     pace.foreseen(TokenTree.chain([1]), [], [0], 0.02)
-    assert pace.costs.exposed == 0.02
-    pace = Pace()  # no tree was sent yet: what the first round will lose is known from this alone
-    before = pace.costs.round(1)
-    pace.foreseen(TokenTree.chain([1]), [], [0], 0.02)
-    assert pace.costs.round(1) == pytest.approx(before + 0.02, abs=1e-3)
+    assert pace.costs.exposed == 0.005
+
+
+def test_a_new_device_knows_what_its_drafting_takes() -> None:
+    pace = Pace(tree=TreeArm(step=0.01))
+    pace.linked(welcome(GPU), 0.02)
+    assert pace.costs.exposed == PRIOR_STEPS * 0.01
+    assert pace.costs.round(8) == pytest.approx(0.02 + PRIOR_STEPS * 0.01 + GPU.at(9))
+
+
+def test_a_queue_that_was_told_is_a_guess() -> None:
+    """A burst at the handshake, or a verifier that lies, must not keep trees away for good."""
+    pace = Pace()
+    pace.linked(structs.replace(welcome(GPU), queue_us=2**31), 0.02)
+    pace.verified(TokenTree.chain([1]), [], [0], 0.02 + GPU.at(2), GPU.at(2), 0.0)
+    assert pace.costs.queue == 0.0
+    pace.costs.waited(0.01)
+    assert pace.costs.queue == 0.005
+
+
+def test_a_curve_that_falls_to_nothing_leaves_rates_finite() -> None:
+    pace = Pace()
+    pace.linked(welcome(CostCurve((1, 2), (0.0001, 0.00005))), 0.01)
+    pace.verified(TokenTree.chain([1, 2]), [-0.1, -0.2], [0], 0.02, 0.01, 0.0)
+    assert all(0 < rate < 1e9 for rate in pace.rates().values())
 
 
 def test_a_trial_tells_more_of_a_stream_than_trees_did() -> None:
@@ -154,22 +180,30 @@ def test_a_trial_tells_more_of_a_stream_than_trees_did() -> None:
         pace.streamed(0.01, 0.01, overdue=False)
     for engine in (0.01, *(20 * [0.015])):
         pace.verified(TokenTree.chain([1, 2]), [], [0], engine + 0.001, engine, 0.0)
-    assert pace.stream.gap == pytest.approx(0.015, rel=0.05)
+    assert gap(pace) == pytest.approx(0.015, rel=0.05)
     for _ in range(EVERY):
         pace.streamed(0.01, 0.01, overdue=False)
-    assert pace.stream.gap == pytest.approx(0.01, rel=0.07)
+    assert gap(pace) == pytest.approx(0.01, rel=0.1)
+
+
+def gap(pace: Pace) -> float:
+    """Seconds between a stream's tokens."""
+    rate = pace.stream.rate(pace.costs)
+    assert rate is not None
+    return 1 / rate
 
 
 @given(st.floats(0.005, 1), st.floats(0.001, 1), st.floats(0, 2))
-def test_comparing_takes_no_more_than_its_share(gap: float, seconds: float, rtt: float) -> None:
+def test_comparing_takes_no_more_than_its_share(between: float, seconds: float, rtt: float) -> None:
     pace = Pace(CostModel(rtt=rtt))
-    controller, compared, tokens = Controller(pace, arm=Arm.STREAM), 0, 300
+    controller, compared, spent, tokens = Controller(pace, arm=Arm.STREAM), 0, 0.0, 300
     for _ in range(tokens):
-        pace.streamed(gap, gap, overdue=False)
+        pace.streamed(between, between, overdue=False)
+        taken = pace.costs.exposed
         if controller.compares(Arm.TREE, first=False):
-            compared += 1
+            compared, spent = compared + 1, spent + taken
             pace.foreseen(TokenTree.chain([1, 2, 3]), [], [0], seconds)
-    assert compared <= tokens / EVERY and (compared - 1) * seconds <= SHARE * tokens * gap
+    assert compared <= tokens / EVERY and spent <= SHARE * tokens * between * (1 + 1e-9)
 
 
 def test_rounds_tell_how_long_a_streams_tokens_take_meanwhile() -> None:
@@ -178,13 +212,13 @@ def test_rounds_tell_how_long_a_streams_tokens_take_meanwhile() -> None:
     tree = TokenTree.chain([1, 2, 3])
     for _ in range(60):
         pace.streamed(3 * GPU.at(1) + 0.001, 3 * GPU.at(1), overdue=False)
-    assert pace.stream.gap == pytest.approx(3 * GPU.at(1) + 0.001)
+    assert gap(pace) == pytest.approx(3 * GPU.at(1) + 0.001)
     for _ in range(60):
         pace.verified(tree, [], [0], 3 * GPU.at(4), 3 * GPU.at(4), 0.0)
-    assert pace.stream.gap == pytest.approx(3 * GPU.at(1) + 0.001)
+    assert gap(pace) == pytest.approx(3 * GPU.at(1) + 0.001)
     for _ in range(60):
         pace.verified(tree, [], [0], GPU.at(4), GPU.at(4), 0.0)
-    assert pace.stream.gap == pytest.approx(GPU.at(1), rel=0.03)
+    assert gap(pace) == pytest.approx(GPU.at(1) + 0.001, rel=0.03)
 
 
 def test_steps_of_several_tokens_make_a_streams_tokens_quicker_and_no_step() -> None:
@@ -208,11 +242,11 @@ def test_an_answer_begins_with_what_streams_usually_bring() -> None:
         pace.streamed(0.0, 0.0, overdue=False, same_step=True)
     for _ in range(45):  # an answer's end, where nothing was foreseen
         pace.streamed(0.01, 0.01, overdue=False)
-    assert pace.stream.gap == pytest.approx(0.01, rel=0.1)
+    assert gap(pace) == pytest.approx(0.01, rel=0.1)
     pace.forget_answer()
-    assert pace.stream.gap == pytest.approx(0.006, rel=0.15)
+    assert gap(pace) == pytest.approx(0.006, rel=0.15)
     pace.linked(Welcome(1, "t", "d", 9, 9, 9, 9, "", CostCurve((1, 8), (0.5, 0.5)).pack()), 0.01)
-    assert pace.stream.gap is None, "another verifier"
+    assert gap(pace) == 0.5, "another verifier"
 
 
 def test_rounds_make_a_stream_of_steps_of_several_tokens_slower_by_as_much() -> None:
@@ -220,13 +254,12 @@ def test_rounds_make_a_stream_of_steps_of_several_tokens_slower_by_as_much() -> 
     for _ in range(600):
         pace.streamed(0.01, 0.01, overdue=False)
         pace.streamed(0.0, 0.0, overdue=False, same_step=True)
-    before = pace.stream.gap
-    assert before is not None
+    before = gap(pace)
     for _ in range(60):
         pace.verified(TokenTree.chain([1, 2, 3]), [], [0], 0.02, 0.02, 0.0)
     for _ in range(60):
         pace.verified(TokenTree.chain([1, 2, 3]), [], [0], 0.06, 0.06, 0.0)
-    assert pace.stream.gap == pytest.approx(3 * before, rel=0.05)
+    assert gap(pace) == pytest.approx(3 * before, rel=0.05)
 
 
 def test_what_an_outage_held_back_is_late_though_it_came_of_one_step() -> None:
@@ -249,7 +282,7 @@ def test_an_outage_does_not_make_a_stream_slow() -> None:
         assert pace.stream.rate(pace.costs) == pytest.approx(1 / 0.03)
     for _ in range(100):
         pace.streamed(0.06, 0.025, overdue=False)
-    assert pace.stream.rate(pace.costs) == pytest.approx(1 / 0.06, rel=0.01)
+    assert gap(pace) == pytest.approx(0.049, abs=0.002), "one token tells little, as a burst may follow"
 
 
 def test_the_largest_trees_fill_a_frame() -> None:

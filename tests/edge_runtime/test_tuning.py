@@ -14,7 +14,7 @@ from edge_runtime.speed.controller import Controller
 from edge_runtime.speed.explorer import EVERY
 from edge_runtime.speed.pace import Pace
 from edge_runtime.speed.settled import Arm, Settled
-from edge_runtime.speed.tuning import Tuning, foreseen
+from edge_runtime.speed.tuning import Tuning
 from outrider_core.drafting.drafter import Draft
 from outrider_core.protocol.costs import CostCurve
 from outrider_core.protocol.sampling import Sampling
@@ -51,9 +51,9 @@ def test_the_time_to_a_streams_first_token_is_no_gap() -> None:
         world.deliver()
     world.now += 5.0
     world.deliver()
-    assert world.session.stats.streamed == 1 and pace.stream.gaps == 0
+    assert world.session.stats.streamed == 1 and pace.stream.tokens == 0
     world.deliver()
-    assert pace.stream.gaps == 1 and pace.stream.gap == pytest.approx(0.022, rel=0.01)
+    assert pace.stream.tokens == 1 and 1 / (pace.stream.rate(pace.costs) or 0) == pytest.approx(0.022, rel=0.01)
 
 
 def test_what_is_read_before_a_first_tree_is_no_part_of_a_round() -> None:
@@ -137,9 +137,9 @@ def test_a_stream_is_compared_with_trees_and_what_comes_true_is_measured() -> No
     streamed = len(asked.prefix) - 3
     assert asked.prefix == world.session.committed and world.session.stats.streamed == streamed
     assert streamed == EVERY and asked.arm is Arm.TREE
-    assert world.session.tree_compared(wrong, len(asked.prefix), 0.003) == [] and pace.compared == 0.0
+    assert world.session.tree_compared(wrong, len(asked.prefix), 0.003) == [] and pace.tree.trees == 0
     world.deliver()
-    assert pace.compared == 0.003 and pace.tree.trees > 0
+    assert pace.costs.exposed == pytest.approx(0.2 * 0.003) and pace.tree.trees > 0
 
 
 def test_a_pinned_stream_is_compared_with_nothing() -> None:
@@ -177,8 +177,8 @@ def test_a_tree_that_is_far_too_large_is_sent_in_part() -> None:
 
 def test_foreseen() -> None:
     tree = TokenTree((1, 2, 3), (-1, 0, 0))
-    assert foreseen(tree, []) is None and foreseen(tree, [1]) is None
-    assert foreseen(tree, [9]) == [] and foreseen(tree, [1, 3, 7]) == [0, 2]
+    assert tree.foreseen([]) is None and tree.foreseen([1]) is None
+    assert tree.foreseen([9]) == [] and tree.foreseen([1, 3, 7]) == [0, 2]
     assert Compare([1], 8, 4).gain is None
 
 
@@ -220,5 +220,5 @@ def test_the_first_steps_other_tokens_say_nothing_of_a_streams_rate() -> None:
         settled = verifier.settle(Verdict(0, 1, 5 + step, b"", 7, 0, b"", engine_us=engine), 5 + step, now)
         assert settled
         tuning.answered(settled, now)
-        assert tuning.pace.stream.gaps == (0 if step < 5 else step - 4)
-    assert tuning.pace.stream.gap == pytest.approx(0.08 / 3)
+        assert tuning.pace.stream.tokens == (0 if step < 5 else step - 4)
+    assert 1 / (tuning.pace.stream.rate(tuning.pace.costs) or 0) == pytest.approx(0.04)
