@@ -166,11 +166,11 @@ class StreamArm:
 
     def came(self, gap: float, engine: float, overdue: bool, same_step: bool) -> None:
         """A token came `gap` after the one before it. The time of tokens delayed by an outage is ignored."""
-        self.tokens += 1
         self.first = blend(self.first, not same_step, TOKEN_SMOOTHING)
         self.usual = blend(self.usual, not same_step, max(USUAL_TOKEN, 1 / (PRIOR + self.tokens)))
         self.late = overdue or (self.late and (same_step or gap < engine / 2))
         if not self.late:
+            self.tokens += 1
             self.rest = blend(self.rest, gap if same_step else gap - engine, max(USUAL_TOKEN, 1 / self.tokens))
 
     def rate(self, costs: CostModel) -> float | None:

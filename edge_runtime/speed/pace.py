@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from edge_runtime.speed.ahead import Ahead
 from edge_runtime.speed.arms import PRIOR_STEPS, ChainArm, StreamArm, TreeArm
-from edge_runtime.speed.cost_model import CostModel, blend
+from edge_runtime.speed.cost_model import LEAST_SECONDS, CostModel, blend
 from edge_runtime.speed.explorer import Explorer
 from edge_runtime.speed.settled import Arm
 from outrider_core.protocol.costs import unpack_costs
@@ -46,7 +46,7 @@ class Pace:
         self, tree: TokenTree, scores: Sequence[float], path: Sequence[int], wait: float, engine: float, queue: float
     ) -> None:
         """A tree's verdict came after `wait`: `path` was accepted; engine, queue: the verifier's own part of it."""
-        self._ending = (self.ahead.now, wait - queue) if engine > 0 else None
+        self._ending = (self.ahead.now, max(LEAST_SECONDS, wait - queue)) if engine > 0 else None
         if not self.ahead.trial:
             self._round(1 + len(tree), wait, engine, queue)
         self.explorer.passed(wait)

@@ -76,7 +76,8 @@ class Tuning:
         self._verdict_at, self._behind_tree = now, False
         wait, engine, queue = settled.wait, settled.engine, settled.queue
         if settled.arm is Arm.STREAM and settled.asked_for:
-            self.pace.costs.waited(queue)
+            if not (settled.after_open or settled.same_step):  # the text was read first; it waited for nothing
+                self.pace.costs.waited(queue)
         elif settled.arm is Arm.STREAM:
             self.pace.streamed(wait, engine, settled.late, settled.same_step)
         elif settled.drafted:

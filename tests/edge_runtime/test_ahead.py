@@ -86,3 +86,11 @@ def test_another_verifier_begins_anew() -> None:
     assert pace.ahead.on  # it is the same one
     pace.linked(welcome(GPU), 0.002)
     assert not pace.ahead.on
+
+
+def test_a_verifier_that_claims_more_time_than_passed_does_no_harm() -> None:
+    pace = machine()
+    for _ in range(4 * EVERY):
+        pace.verified(TokenTree.chain([1]), [], [0], 0.05, 0.01, 9.0)
+        pace.waited(0.0)
+    assert all(seconds > 0 for seconds in pace.ahead.rounds.values())

@@ -211,6 +211,20 @@ def test_tokens_of_one_step_make_no_later_step_overdue(seconds: float, tokens: i
     assert streamed_steps(seconds, 1, told=False) == streamed_steps(seconds, 1), "a verifier that tells no times"
 
 
+def test_only_a_request_that_waits_for_nothing_else_tells_the_queue() -> None:
+    """Not one behind OPEN, whose wait is its own prompt's, and not the first step's other tokens."""
+    tuning = Tuning()
+
+    def streamed(queue: float, after_open: bool, same_step: bool) -> float:
+        told = {"ended": False, "after_open": after_open, "late": False, "same_step": same_step, "asked_for": True}
+        tuning.answered(Settled(Arm.STREAM, TokenTree(), (), (), [5], 0.1, 0.02, queue, **told), 1.0)
+        return tuning.pace.costs.queue
+
+    assert streamed(3.0, after_open=True, same_step=False) == 0.0
+    assert streamed(0.1, after_open=False, same_step=False) == 0.1
+    assert streamed(0.0, after_open=False, same_step=True) == 0.1
+
+
 def test_the_first_steps_other_tokens_say_nothing_of_a_streams_rate() -> None:
     """The first one had to be asked for, so that their step is not measured."""
     tuning, verifier, now = Tuning(), verifier_state(), 0.0
