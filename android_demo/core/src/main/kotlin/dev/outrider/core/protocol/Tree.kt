@@ -50,6 +50,13 @@ internal class TokenTree(val tokens: List<Int> = emptyList(), val parents: List<
     /** Nodes from the root's child down to [node]; empty for [ROOT]. */
     fun path(node: Int): List<Int> = pathTo(node, parents)
 
+    /** The path that [tokens], below the root, took through the tree; null while they have not left it. */
+    fun foreseen(tokens: List<Int>): List<Int>? {
+        val path = mutableListOf<Int>()
+        for (token in tokens) path += child(path.lastOrNull() ?: ROOT, token) ?: return path
+        return null
+    }
+
     override fun equals(other: Any?) = other is TokenTree && tokens == other.tokens && parents == other.parents
 
     override fun hashCode() = 31 * tokens.hashCode() + parents.hashCode()

@@ -12,14 +12,14 @@ import kotlin.math.exp
 import kotlin.math.pow
 
 /**
- * Observations that acceptance at a depth, or of a chain's tokens, begins with, and what an older one still counts
- * after one more tree or token.
+ * Observations that acceptance at a depth, of a chain's tokens, or of a stream's begins with; what an older one still
+ * counts after one more.
  */
 private const val PRIOR = 4.0
 private const val FADING = 0.98
 
 /** Levels of a tree that are calibrated separately; deeper ones count as the last. */
-private const val DEPTHS = 12
+private const val DEPTHS = 6
 
 /**
  * Weight in what is usual, of a tree and of a streamed token: how well text can be foreseen differs more between
@@ -31,15 +31,13 @@ private const val USUAL_TOKEN = 0.01
 /** Weight of the newest token of a stream: one token says less than a round, and lookup brings several or none. */
 private const val TOKEN_SMOOTHING = 0.05
 
-/** Tokens that a round of trees is taken to bring before one was seen. */
-private const val PRIOR_TAU = 2.5
+/** Tokens that a round of trees is taken to bring before one was seen, and drafting steps that it takes. */
+private const val PRIOR_TAU = 3.0
+internal const val PRIOR_STEPS = 4
 
 /** Nodes that are drafted in any case, and nodes drafted per node that was worth sending in earlier trees. */
 private const val LEAST_NODES = 16
 private const val SPARE = 2
-
-/** Accepted tokens that another drafting step must promise at most. */
-private const val MOST_GAIN = 0.6
 
 /**
  * Tokens of a chain at most, and of the first, by which chains are known; how likely a token is taken to be right at
@@ -53,12 +51,13 @@ private const val MOST_RIGHT = 0.99
 /** Trees of the drafter. */
 internal class TreeArm {
     /** Tokens of a round in this answer; in the answers so far, by so many [trees]. */
-    private var tau = PRIOR_TAU
-    private var usualTau = PRIOR_TAU
+    var tau = PRIOR_TAU
+    var usualTau = PRIOR_TAU
+        private set
     private var trees = 0
 
     /** Seconds of a drafting step. */
-    private var step: Double? = null
+    var step: Double? = null
 
     /** Accepted nodes by depth: as the drafter predicted them, and as they came. */
     private val predicted = DoubleArray(DEPTHS + 1) { PRIOR }
@@ -86,13 +85,8 @@ internal class TreeArm {
             for (depth in 1..path.size) accepted[minOf(depth, DEPTHS)] += 1.0
             tokens = expected(tree, scores).last()
         }
-        tau = blend(tau, tokens)
-        usualTau = blend(usualTau, tokens, maxOf(USUAL_ROUND, 1 / (PRIOR + trees)))
-    }
-
-    /** A new answer begins, of which nothing is known. */
-    fun forget() {
-        tau = usualTau
+        tau = blend(tau, tokens, maxOf(SMOOTHING, 1.0 / (1 + trees)))
+        usualTau = blend(usualTau, tokens, maxOf(USUAL_ROUND, 1.0 / (1 + trees)))
     }
 
     /** Tokens that the first 1, 2, ... nodes of [tree] promise, as far as promises were kept so far. */
@@ -108,7 +102,7 @@ internal class TreeArm {
     fun rate(costs: CostModel): Double = tau / costs.round(nodes)
 
     /** Accepted tokens that one more drafting step must promise to be worth its time; null: nothing tells. */
-    fun gain(costs: CostModel): Double? = step?.let { minOf(MOST_GAIN, rate(costs) * it) }
+    fun gain(costs: CostModel): Double? = step?.let { rate(costs) * it }
 
     /** Nodes to draft of the next tree, so that there is a choice of what to send. */
     fun worthDrafting(): Int = maxOf(LEAST_NODES, ceil(SPARE * nodes).toInt())
@@ -177,44 +171,38 @@ internal class ChainArm {
 
 /** A stream of the target. */
 internal class StreamArm {
-    /** Between tokens, and in the answers so far; measurements behind these; a guess is one. */
-    private var gap: Double? = null
-    private var gaps = 0
-    private var usualGap: Double? = null
-    private var usualGaps = 0
+    /** Share of the tokens that begin a step, the others come of lookup; in the answers so far, of so many [tokens]. */
+    var first = 1.0
+    var usual = 1.0
+        private set
+    private var tokens = 0
+
+    /** Seconds between tokens besides the engine. */
+    private var rest = 0.0
 
     /** Tokens arrive that an outage held back. */
     private var late = false
 
-    /** Tokens a step, as WELCOME has them. */
-    var told = 1.0
+    /** WELCOME says that a step brings so many [tokens]. */
+    fun told(tokens: Double) {
+        if (this.tokens > 0) return
+        first = 1 / maxOf(1.0, tokens)
+        usual = first
+    }
 
-    /** A token came [gap] after the one before it. Tokens delayed by an outage are ignored. */
+    /** A token came [gap] after the one before it. The time of tokens delayed by an outage is ignored. */
     fun came(gap: Double, engine: Double, overdue: Boolean, sameStep: Boolean) {
+        tokens++
+        val begins = if (sameStep) 0.0 else 1.0
+        first = blend(first, begins, TOKEN_SMOOTHING)
+        usual = blend(usual, begins, maxOf(USUAL_TOKEN, 1 / (PRIOR + tokens)))
         late = overdue || (late && (sameStep || gap < engine / 2))
-        if (late) return
-        gaps++
-        usualGaps++
-        this.gap = blend(this.gap, gap, maxOf(TOKEN_SMOOTHING, 1.0 / gaps))
-        usualGap = blend(usualGap, gap, maxOf(USUAL_TOKEN, 1.0 / usualGaps))
-    }
-
-    /** Steps have come to take so many times as long, as those for trees tell. */
-    fun slower(times: Double) {
-        gap = times * (gap ?: return)
-        usualGap = times * (usualGap ?: return)
-        gaps = 1 // the next one tells more than this guess
-    }
-
-    /** A new answer begins, of which nothing is known. */
-    fun forget() {
-        gap = usualGap
+        if (!late) rest = blend(rest, if (sameStep) gap else gap - engine, maxOf(USUAL_TOKEN, 1.0 / tokens))
     }
 
     /** Tokens per second; null where nothing is known. */
     fun rate(costs: CostModel): Double? {
-        gap?.let { return 1 / maxOf(LEAST_SECONDS, it) }
-        val step = costs.step(0.0)
-        return if (step > 0) told / (step + costs.queue) else null
+        val seconds = first * costs.step(0.0) + maxOf(0.0, rest)
+        return if (seconds > 0) 1 / maxOf(LEAST_SECONDS, seconds) else null
     }
 }

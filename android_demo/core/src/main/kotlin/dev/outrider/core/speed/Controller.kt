@@ -1,12 +1,6 @@
 package dev.outrider.core.speed
 
 /**
- * Share of the drafting arms' rate from which on an answer begins as a stream: beside a stream the device learns what
- * trees would bring; beside trees it learns nothing of a stream.
- */
-private const val WORTH_BEGINNING = 0.95
-
-/**
  * Which arm writes: whichever promises most tokens per second, with hysteresis; and now and then another one, to know
  * what it brings. pinned: always this arm; trees and chains are one then.
  *
@@ -24,9 +18,8 @@ internal class Controller(val pace: Pace, var pinned: Arm? = null) {
     private var better = 0
 
     /**
-     * The arm of an answer: a stream if it is nearly as fast as the others.
-     *
-     * unknown: nothing tells of this answer yet; otherwise it goes on, on a new link, without hysteresis.
+     * The arm of an answer. [unknown]: nothing tells of it yet; otherwise it goes on, on a new link. There is no
+     * hysteresis in either case.
      */
     fun begin(unknown: Boolean = true): Arm {
         if (!unknown) {
@@ -37,9 +30,7 @@ internal class Controller(val pace: Pace, var pinned: Arm? = null) {
         trial = 0
         better = 0
         pace.forgetAnswer()
-        val rates = rates()
-        rates[Arm.STREAM]?.let { rates[Arm.STREAM] = it / WORTH_BEGINNING }
-        arm = best(rates, before, margin = 1.0)
+        arm = best(rates(), before, margin = 1.0)
         return arm
     }
 
@@ -65,7 +56,7 @@ internal class Controller(val pace: Pace, var pinned: Arm? = null) {
         val now = rates[this.arm]
         val other = rates[arm]
         val behind = if (now != null && other != null && !first) now / other else 1.0
-        return pace.explorer.due(arm.name, pace.compared, behind)
+        return pace.explorer.due(arm.name, pace.costs.exposed, behind)
     }
 
     private fun rates(): MutableMap<Arm, Double> {

@@ -4,28 +4,29 @@ package dev.outrider.core.speed
 import dev.outrider.core.protocol.CostCurve
 
 /** Weight of the newest round in a smoothed measurement. */
-private const val SMOOTHING = 0.2
+internal const val SMOOTHING = 0.2
 
 /** No duration is taken to be shorter, so that rates stay finite. */
-internal const val LEAST_SECONDS = 1e-4
+internal const val LEAST_SECONDS = 1e-6
 
 internal fun blend(old: Double?, new: Double, weight: Double = SMOOTHING): Double =
     if (old == null) new else old + weight * (new - old)
 
 /**
  * curve: as WELCOME advertised it; null: a step is taken to last a second, see [slowdown]. rtt: of a round, without the
- * verifier's engine and queue. queue: of a round; as WELCOME has it at first.
+ * verifier's engine and queue. queue: of a round; as WELCOME has it until `queued` waits were measured. exposed:
+ * drafting between a tree's verdict and the next VERIFY.
  */
-internal class CostModel(private val curve: CostCurve? = null, var rtt: Double? = null, queue: Double = 0.0) {
+internal class CostModel(
+    private val curve: CostCurve? = null, var rtt: Double? = null, queue: Double = 0.0, var exposed: Double = 0.0,
+) {
     /** Of steps for trees, and for single tokens: measured time over advertised time. */
     private var slowdown: Double? = null
     private var tokenSlowdown: Double? = null
 
     var queue = queue
         private set
-
-    /** Drafting between a tree's verdict and the next VERIFY; 0.0: nothing tells of it. */
-    var exposed = 0.0
+    private var queued = 0
 
     /** A round's time without drafting and the verifier's engine. */
     val between: Double get() = (rtt ?: 0.0) + queue
@@ -33,7 +34,7 @@ internal class CostModel(private val curve: CostCurve? = null, var rtt: Double? 
     fun isOf(curve: CostCurve?): Boolean = curve != null && curve == this.curve
 
     /** Seconds of a step of [tokens] as the verifier advertised; it really takes [slowdown] times as long. */
-    fun advertised(tokens: Double): Double = curve?.at(tokens) ?: 1.0
+    fun advertised(tokens: Double): Double = curve?.let { maxOf(LEAST_SECONDS, it.at(tokens)) } ?: 1.0
 
     /** Seconds of the verifier's engine for a tree of [nodes] nodes; 0: for a token of a stream. */
     fun step(nodes: Double): Double {
@@ -44,10 +45,10 @@ internal class CostModel(private val curve: CostCurve? = null, var rtt: Double? 
     /** Seconds of a round with a tree of [nodes] nodes. */
     fun round(nodes: Double): Double = maxOf(LEAST_SECONDS, exposed + between + step(nodes))
 
-    /** A round took so long without drafting and the verifier's engine and queue, and so long in the queue. */
-    fun waited(between: Double, queue: Double) {
-        rtt = blend(rtt, between)
-        this.queue = blend(this.queue, queue)
+    /** A request waited [queue] seconds in the verifier's queue. */
+    fun waited(queue: Double) {
+        queued++
+        this.queue = blend(this.queue, queue, maxOf(SMOOTHING, 1.0 / queued))
     }
 
     /**

@@ -17,10 +17,6 @@ internal class Pace {
         private set
     val explorer = Explorer()
 
-    /** That drafting a tree for comparison costs. */
-    var compared = 0.0
-        private set
-
     /** Whether the round that ends with the next VERIFY drafts ahead, and the seconds that it took so far. */
     private var ending: Pair<Boolean, Double>? = null
 
@@ -29,23 +25,20 @@ internal class Pace {
         val curve = CostCurve.unpack(welcome.costs)
         costs.rtt = rtt
         if (!costs.isOf(curve)) {
-            costs = CostModel(curve, rtt, welcome.queueUs / 1e6)
+            costs = CostModel(curve, rtt, welcome.queueUs / 1e6, PRIOR_STEPS * (tree.step ?: 0.0))
             stream = StreamArm()
             ahead = Ahead(ahead.fixed)
             ending = null
         }
-        stream.told = maxOf(1.0, welcome.streamTokens / 100.0)
+        stream.told(welcome.streamTokens / 100.0)
     }
 
     /** A tree's verdict came after [wait]: [path] was accepted; engine, queue: the verifier's own part of it. */
     fun verified(
         tree: TokenTree, scores: List<Double>, path: List<Int>, wait: Double, engine: Double, queue: Double,
     ) {
-        val between = maxOf(0.0, wait - engine - queue)
-        val tokens = 1 + tree.size
-        val usual = costs.advertised(1 + this.tree.nodes) / costs.advertised(tokens.toDouble()) // for trees as they are
-        ending = if (engine > 0) ahead.now to between + usual * engine else null
-        if (!ahead.trying) round(tokens, between, engine, queue)
+        ending = if (engine > 0) ahead.now to wait - queue else null
+        if (ahead.trial == 0) round(1 + tree.size, wait, engine, queue)
         explorer.passed(wait)
         this.tree.learn(tree, scores, path)
     }
@@ -58,7 +51,7 @@ internal class Pace {
         tokens: Int, accepted: Int, wait: Double, engine: Double, queue: Double, ended: Boolean = false,
     ) {
         ending = null
-        round(1 + tokens, maxOf(0.0, wait - engine - queue), engine, queue)
+        round(1 + tokens, wait, engine, queue)
         explorer.passed(wait)
         chain.verified(if (ended) accepted else tokens, accepted)
     }
@@ -74,40 +67,36 @@ internal class Pace {
         stream.came(gap, engine, overdue, sameStep)
     }
 
-    /** Of a tree drafted in [seconds] beside a stream, for comparison, [path] came true. */
+    /** Of a tree drafted in [seconds] for comparison, [path] came true. */
     fun foreseen(tree: TokenTree, scores: List<Double>, path: List<Int>, seconds: Double) {
         this.tree.learn(tree, scores, path)
-        compared = blend(compared.takeIf { it > 0 }, seconds)
-        costs.exposed = if (costs.exposed > 0) minOf(costs.exposed, seconds) else seconds
+        if (!ahead.on) costs.exposed = blend(costs.exposed, seconds)
     }
 
     /** What passed between a verdict and an answer's first tree, or the first behind a stream, is no round's. */
     fun prepared() {
         ending = null
-        ahead.givenUp()
+        ahead.trial = 0
     }
 
     /** [exposed] seconds passed between a verdict and the next VERIFY: a round ends. */
     fun waited(exposed: Double) {
-        val ended = ending
+        if (ahead.trial == 0) costs.exposed = blend(costs.exposed, exposed)
+        val (drafted, seconds) = ending ?: return prepared()
         ending = null
-        if (!ahead.trying) costs.exposed = blend(costs.exposed, exposed)
-        if (ended == null) return ahead.givenUp()
-        ahead.measured(ended.first, ended.second + exposed, explorer)
+        ahead.measured(drafted, seconds + exposed, explorer)
     }
 
     /** A new answer begins, of which nothing is known. */
     fun forgetAnswer() {
-        tree.forget()
-        stream.forget()
+        tree.tau = tree.usualTau
+        stream.first = stream.usual
     }
 
-    /** No stream tells at present how long its tokens take: the step of a tree does. */
-    private fun round(tokens: Int, between: Double, engine: Double, queue: Double) {
-        val before = costs.step(0.0)
+    private fun round(tokens: Int, wait: Double, engine: Double, queue: Double) {
         costs.stepped(tokens, engine)
-        if (before > 0) stream.slower(costs.step(0.0) / before)
-        costs.waited(between, queue)
+        costs.rtt = blend(costs.rtt, maxOf(0.0, wait - engine - queue))
+        costs.waited(queue)
     }
 
     /** Tokens per second of each arm of which anything is known. */

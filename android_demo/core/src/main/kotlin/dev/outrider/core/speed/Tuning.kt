@@ -4,9 +4,6 @@ package dev.outrider.core.speed
 import dev.outrider.core.drafting.Draft
 import dev.outrider.core.drafting.TreeShape
 import dev.outrider.core.protocol.MAX_NODES
-import dev.outrider.core.protocol.ROOT
-import dev.outrider.core.protocol.TokenTree
-import dev.outrider.core.protocol.Welcome
 
 /** The largest trees where no others are asked for: as many nodes as a frame of 256 bytes holds. */
 internal val LARGEST = TreeShape(nodes = 48)
@@ -44,9 +41,6 @@ internal class Tuning(
 
     // --- what was measured ---
 
-    /** A handshake took [rtt] seconds. */
-    internal fun linked(welcome: Welcome, rtt: Double) = pace.linked(welcome, rtt)
-
     /**
      * Drafting [draft] took [seconds]. [wanted]: it was not given up. A tree that is not behind another tells nothing
      * of a step: the drafter had to read first.
@@ -72,8 +66,10 @@ internal class Tuning(
         val engine = settled.engine
         verdictAt = now
         behindTree = false
-        if (settled.arm == Arm.STREAM) {
-            if (!settled.askedFor) pace.streamed(wait, engine, settled.late, settled.sameStep)
+        if (settled.arm == Arm.STREAM && settled.askedFor) {
+            pace.costs.waited(settled.queue)
+        } else if (settled.arm == Arm.STREAM) {
+            pace.streamed(wait, engine, settled.late, settled.sameStep)
         } else if (settled.drafted) {
             untold = false
             behindTree = settled.arm == Arm.TREE
@@ -96,7 +92,7 @@ internal class Tuning(
     internal fun committed(tokens: List<Int>) {
         val waiting = compared ?: return
         val draft = worthSending(waiting.arm, waiting.draft)
-        val path = foreseen(draft.tree, tokens.drop(waiting.base)) ?: return
+        val path = draft.tree.foreseen(tokens.drop(waiting.base)) ?: return
         if (waiting.arm == Arm.CHAIN) pace.chain.verified(draft.tree.size, path.size)
         else pace.foreseen(draft.tree, draft.scores, path, waiting.seconds)
         compared = null
@@ -166,8 +162,7 @@ internal class Tuning(
     internal fun comparison(drafts: Boolean = false): List<Pair<Arm, TreeSize>> {
         if (controller.pinned != null || comparing != null || controller.arm == Arm.TREE) return emptyList()
         offer(drafts)
-        val chains = controller.arm == Arm.STREAM && pace.chain.ready
-        if (chains && controller.compares(Arm.CHAIN, untold)) {
+        if (controller.arm == Arm.STREAM && pace.chain.ready && controller.compares(Arm.CHAIN, untold)) {
             comparing = Arm.CHAIN
             return listOf(Arm.CHAIN to TreeSize(FIRST_TOKENS, FIRST_TOKENS))
         }
@@ -176,11 +171,4 @@ internal class Tuning(
         untold = false
         return listOf(Arm.TREE to treeSize(MAX_NODES, largest.depth))
     }
-}
-
-/** The path of [tree] that [tokens], below its root, took; null while they have not left it. */
-internal fun foreseen(tree: TokenTree, tokens: List<Int>): List<Int>? {
-    val path = mutableListOf<Int>()
-    for (token in tokens) path += tree.child(path.lastOrNull() ?: ROOT, token) ?: return path
-    return null
 }

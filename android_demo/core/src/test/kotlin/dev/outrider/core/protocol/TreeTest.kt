@@ -19,6 +19,13 @@ class TreeTest {
     }
 
     @Test
+    fun tokensTakeAPathUntilTheyLeaveIt() {
+        assertEquals(listOf(1, 3), tree.foreseen(listOf(12, 11, 5)))
+        assertEquals(emptyList(), tree.foreseen(listOf(5)))
+        assertNull(tree.foreseen(listOf(12, 11)))
+    }
+
+    @Test
     fun prunes() {
         assertEquals(TokenTree(listOf(11, 12, 300), listOf(-1, -1, 0)), tree.pruned(3, 9))
         assertEquals(TokenTree(listOf(11, 12), listOf(-1, -1)), tree.pruned(9, 1))

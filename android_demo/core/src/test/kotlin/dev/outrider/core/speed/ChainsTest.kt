@@ -12,6 +12,8 @@ import kotlin.test.assertTrue
 class ChainsTest {
     private val chain = Draft(TokenTree.chain(listOf(1, 2, 3, 4)), listOf(-0.1, -0.2, -0.3, -0.4), 3)
     private val tree = Draft(TokenTree.chain(listOf(3)), listOf(-0.1))
+    private val costs = "01000000204e00004000000030750000".hexToBytes() // 20 ms for a token, 30 for 64
+    private val welcome = Welcome(1, "t", "d", 9, 9, 9, 9, "", costs)
 
     @Test
     fun ratesStayFinite() {
@@ -36,6 +38,8 @@ class ChainsTest {
     @Test
     fun treesAreDraftedBesideThemNowAndThen() {
         val tuning = Tuning()
+        tuning.pace.linked(welcome, 0.02)
+        tuning.pace.waited(0.05) // for a tree
         tuning.pace.chain.drafted(4, 0.0001)
         tuning.choose(drafts = true)
         assertEquals(Arm.CHAIN, tuning.controller.arm)
@@ -52,8 +56,7 @@ class ChainsTest {
     @Test
     fun besideAStreamBothAreDraftedUntilTheUnderstudyFails() {
         val tuning = Tuning()
-        val costs = "01000000204e00004000000030750000".hexToBytes() // 20 ms for a token, 30 for 64
-        tuning.linked(Welcome(1, "t", "d", 9, 9, 9, 9, "", costs), 0.03)
+        tuning.pace.linked(welcome, 0.06)
         assertEquals(Arm.STREAM, tuning.begin())
         val asked = ArrayList<Arm>()
         repeat(2000) {

@@ -11,6 +11,7 @@ import kotlin.test.Test
 import kotlin.test.assertEquals
 import kotlin.test.assertNotNull
 import kotlin.test.assertNull
+import kotlin.test.assertTrue
 
 /** Pace and arm as the vectors have them. */
 class PaceTest {
@@ -45,6 +46,38 @@ class PaceTest {
         }
         assertEquals(11, calls.size)
     }
+
+    @Test
+    fun aFallingCurveDividesNothingByZero() {
+        val pace = Pace()
+        pace.linked(welcome("01000000640000000200000032000000"), 0.01) // 100 us for a token, 50 for two: 0 for three
+        for (nodes in 0..3) {
+            pace.verified(TokenTree.chain(List(nodes) { 1 }), emptyList(), emptyList(), 0.02, 0.01, 0.0)
+            pace.streamed(0.01, 0.01, overdue = false)
+            assertTrue(pace.rates().values.all { it.isFinite() && it > 0 }, "${pace.rates()}")
+        }
+    }
+
+    @Test
+    fun aToldQueueIsReplacedByTheFirstVerdict() {
+        for (arm in Arm.entries) {
+            val tuning = Tuning()
+            tuning.pace.linked(welcome("0100000064000000", queueUs = Int.MAX_VALUE), 0.01)
+            assertEquals(2147.493647, tuning.pace.costs.between, 1e-9)
+            val tree = if (arm == Arm.STREAM) TokenTree() else TokenTree.chain(listOf(1))
+            for ((queue, wanted) in listOf(0.004 to 0.004, 0.008 to 0.006, 0.003 to 0.005)) {
+                val settled = Settled(
+                    arm, tree, emptyList(), emptyList(), listOf(1), 0.01 + queue, 0.0, queue, ended = false,
+                    afterOpen = false, late = false, sameStep = false, askedFor = arm == Arm.STREAM,
+                )
+                tuning.answered(settled, 0.0)
+                assertEquals(wanted, tuning.pace.costs.queue, 1e-9)
+            }
+        }
+    }
+
+    private fun welcome(costs: String, queueUs: Int = 0) =
+        Welcome(1, "t", "d", 9, 9, 9, 9, "", costs.hexToBytes(), 0, "", 0, queueUs)
 
     private fun Pace.measure(call: String, arguments: List<*>) {
         fun double(index: Int) = (arguments[index] as Number).toDouble()
