@@ -151,7 +151,8 @@ public data class Request(
  *
  * A bundle, its engine and one link; answers one prompt at a time. server: `host:port`, `ws://...` or `wss://...` of a
  * verifier; null: write on this device alone. understudy: writes when the verifier is silent; null: only the drafter
- * does. The engine and the understudy are closed with the runtime. Raises [LinkRefused] for an unusable address.
+ * does. The engine and the understudy are closed with the runtime. Times a few of the engine's steps: not for an app's
+ * main thread. Raises [LinkRefused] for an unusable address, and the engine's errors.
  */
 public class EdgeRuntime internal constructor(
     private val bundle: Bundle,
@@ -174,14 +175,14 @@ public class EdgeRuntime internal constructor(
         ::linked, options.token,
         options.transport ?: SocketTransport(options.tls, options.pins, options.proxies), options.clearText,
     )
+    private val controller = Controller(Pace(), pinned.mode)
     private val worker = DrafterThread(
         Drafter(
             engine, bundle.draftIds, manifest.rowShape, manifest.saKvHeads, manifest.maxContext, options.lookup,
             bundle.nullRow, manifest.confidenceTemperature,
-        ),
+        ).also { if (manifest.hasDrafter && !alone) controller.pace.tree.step = it.timeStep() },
     )
     private val understudyThread = understudy?.let(::UnderstudyThread)
-    private val controller = Controller(Pace(), pinned.mode)
     private val timer = RoundTimer()
     private val busy = AtomicBoolean()
     private val connecting = Any() // held while deciding whether to connect

@@ -19,6 +19,8 @@ import kotlin.test.assertTrue
 
 /** The drafter against the vectors. */
 class DrafterTest {
+    private val ids = IntArray(5) { 3 + it } // fewer than a step has rows
+
     /** The same trees bit for bit; probabilities within the tolerance of another exp and log. */
     @Test
     fun draftsTheSameTrees() {
@@ -86,6 +88,14 @@ class DrafterTest {
         assertEquals(TokenTree(), drafter.draft(List(8) { 1 }, Sampling(), TreeShape()).tree)
         assertEquals(1, drafter.draft(List(7) { 1 }, Sampling(), TreeShape(gain = 0.0)).tree.depths.max())
         assertEquals(0, drafter.draftAhead(TreeShape()) { false })
+    }
+
+    @Test
+    fun aStepIsTimedBeforeAnyTextIsRead() {
+        val (timed, untimed) = List(2) { Drafter(FakeEngine(ids, 2, 2), ids, RowShape(1, 2), 1, 40, rowCost = 0.0) }
+        assertTrue(timed.timeStep() > 0)
+        val (draft, other) = listOf(timed, untimed).map { it.draft(listOf(3, 4), Sampling(), TreeShape()) }
+        assertEquals(other, draft)
     }
 
     @Test

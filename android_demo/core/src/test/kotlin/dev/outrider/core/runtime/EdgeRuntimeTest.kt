@@ -113,6 +113,22 @@ class EdgeRuntimeTest {
     }
 
     @Test
+    fun aDrafterIsTimedIfTheCloudMayVerify() {
+        for ((server, of, wanted) in listOf(
+            Triple("wss://fake.invalid", manifest, 4), Triple(null, manifest, 0),
+            Triple("wss://fake.invalid", manifest.copy(drafterHash = ""), 0),
+        )) {
+            var steps = 0
+            val fake = FakeEngine(draftIds, 2, 2)
+            val engine = object : Engine by fake {
+                override fun step(step: DraftStep) = fake.step(step).also { steps++ }
+            }
+            runtime(server, engine, of = of).close()
+            assertEquals(wanted, steps)
+        }
+    }
+
+    @Test
     fun aSeedGivesTheSameTextAgain() = runBlocking {
         runtime().use { runtime ->
             suspend fun text(seed: Long) =
