@@ -9,6 +9,8 @@ import { Sampling } from "../src/protocol/sampling.js";
 import { TokenTree } from "../src/protocol/tree.js";
 import { Controller } from "../src/speed/controller.js";
 import { Pace } from "../src/speed/pace.js";
+import type { Settled } from "../src/speed/settled.js";
+import { Tuning } from "../src/speed/tuning.js";
 import { HashEngine } from "./hashEngine.js";
 import { type Any, constraint, counted, fromHex, read, sampling } from "./vectors.js";
 
@@ -150,6 +152,42 @@ test("pace measures and chooses as the vectors have it", () => {
     }
   }
   counted("pace", rows.length);
+});
+
+/** A pace that has met a verifier of this curve: tokens and microseconds in turn. */
+function linked(curve: readonly number[], queueUs = 0): Pace {
+  const pace = new Pace();
+  const costs = new Uint8Array(Uint32Array.from(curve).buffer);
+  pace.linked({ costs, streamTokens: 0, queueUs }, 0.01);
+  return pace;
+}
+
+test("a curve that falls to nothing leaves rates finite", () => {
+  const pace = linked([1, 100, 2, 50]);
+  pace.verified(TokenTree.chain([1, 2]), [-0.1, -0.2], 1, 0.02, 0.01, 0);
+  for (const rate of pace.rates().values()) assert.ok(rate > 0 && rate < 1e9);
+});
+
+test("a queue that was told is a guess, which a stream's first verdict replaces too", () => {
+  const first: Settled = {
+    ...{ arm: "stream", tree: TokenTree.EMPTY, scores: [], accepted: [], tokens: [1], ended: false, late: false },
+    ...{ wait: 0.05, engine: 0.02, queue: 0.004, afterOpen: false, sameStep: false, askedFor: true },
+  };
+  for (const byStream of [false, true]) {
+    const pace = linked([1, 100], 2 ** 31);
+    const tuning = new Tuning(new Controller(pace));
+    if (byStream) tuning.answered(first, 0);
+    else pace.verified(TokenTree.chain([1]), [], 1, 0.05, 0.02, 0.004);
+    near(pace.costs.queue, 0.004, 1e-9);
+    pace.costs.waited(0);
+    near(pace.costs.queue, 0.002, 1e-9);
+  }
+});
+
+test("a path through a tree is known once the text has left it", () => {
+  const tree = new TokenTree([1, 2, 3], [-1, 0, 0]);
+  const paths = [[], [1], [9], [1, 3, 7]].map(tokens => tree.foreseen(tokens));
+  assert.deepEqual(paths, [null, null, [], [0, 2]]);
 });
 
 function measure(pace: Pace, call: string, given: Any[]): void {

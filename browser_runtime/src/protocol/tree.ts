@@ -75,6 +75,17 @@ export class TokenTree {
   path(node: number): number[] {
     return pathTo(node, this.parents);
   }
+
+  /** The path that `tokens`, below the root, took through the tree; null while they have not left it. */
+  foreseen(tokens: readonly number[]): number[] | null {
+    const path: number[] = [];
+    for (const token of tokens) {
+      const child = this.child(path.at(-1) ?? ROOT, token);
+      if (child === undefined) return path;
+      path.push(child);
+    }
+    return null;
+  }
 }
 
 /** Nodes from the root's child down to `node`. */

@@ -4,62 +4,42 @@
  * It hides drafting time. But if device and verifier share processors, it slows the step being waited for.
  */
 
-import { EVERY, type Explorer, MARGIN } from "./explorer.js";
+import { blend } from "./costModel.js";
+import { type Explorer, MARGIN } from "./explorer.js";
 
 /** Rounds of a trial. */
 const TRIAL_ROUNDS = 3;
 
-/** fixed: never try the other choice. Seconds. */
+/** fixed: never try the other choice. */
 export class Ahead {
   /** The current choice. */
-  private on = false;
-  /** A trial is under way. */
-  trying = false;
-  /** What the last trial lost, and how many times as long its rounds were. */
-  private lost = 0;
-  private behind = 1;
-  private kept: number[] = [];
-  private tried: number[] = [];
+  on = false;
+  /** Rounds left of a trial of the other one. */
+  trial = 0;
+  /** Seconds of a round without drafting ahead, and with it. */
+  private readonly rounds = new Map<boolean, number>();
 
   constructor(public fixed = false) {}
 
   /** Whether this round drafts ahead. */
   get now(): boolean {
-    return this.on !== this.trying;
+    return this.on !== Boolean(this.trial);
   }
 
   /** A round took so long, drafted ahead or not. */
   measured(ahead: boolean, seconds: number, explorer: Explorer): void {
+    const before = this.rounds.get(ahead) ?? seconds;
     if (ahead !== this.now) {
-      this.givenUp();
-    } else if (!this.trying) {
-      this.kept = [...this.kept, seconds].slice(-EVERY);
-      this.trying = !this.fixed && explorer.due("ahead", this.lost, this.behind);
-    } else {
-      this.tried.push(seconds);
-      if (this.tried.length === TRIAL_ROUNDS) this.ended(median(this.tried), median(this.kept));
+      this.trial = 0;
+    } else if (this.trial) {
+      const found = blend(before, seconds, 1 / (TRIAL_ROUNDS + 1 - this.trial));
+      this.rounds.set(ahead, found);
+      if (!--this.trial && MARGIN * found < this.rounds.get(!ahead)!) this.on = ahead;
+    } else if (!this.fixed) {
+      const usual = blend(before, seconds);
+      const other = this.rounds.get(!ahead) ?? usual;
+      this.rounds.set(ahead, usual);
+      if (explorer.due("ahead", TRIAL_ROUNDS * Math.max(0, other - usual), other / usual)) this.trial = TRIAL_ROUNDS;
     }
   }
-
-  /** A round cannot be told from others: a trial begins again later. */
-  givenUp(): void {
-    this.trying = false;
-    this.tried = [];
-  }
-
-  private ended(found: number, usual: number): void {
-    this.lost = TRIAL_ROUNDS * Math.max(0, found - usual);
-    this.behind = found / usual;
-    if (MARGIN * found < usual) {
-      this.on = !this.on;
-      this.kept = this.tried;
-    }
-    this.givenUp();
-  }
-}
-
-function median(seconds: readonly number[]): number {
-  const values = seconds.toSorted((a, b) => a - b);
-  const middle = Math.floor(values.length / 2);
-  return values.length % 2 ? values[middle] : (values[middle - 1] + values[middle]) / 2;
 }

@@ -7,16 +7,16 @@
 
 import { argmax } from "../protocol/sampling.js";
 import type { TokenTree } from "../protocol/tree.js";
-import { blend, type CostModel, LEAST_SECONDS } from "./costModel.js";
+import { blend, type CostModel, LEAST_SECONDS, SMOOTHING } from "./costModel.js";
 
 /**
- * Observations that acceptance at a depth, or of a chain's tokens, begins with, and what an older one still counts after one
- * more tree or token.
+ * Observations that acceptance at a depth, of a chain's tokens, or of a stream's begins with; what an older one still counts
+ * after one more.
  */
 const PRIOR = 4;
 const FADING = 0.98;
 /** Levels of a tree that are calibrated separately; deeper ones count as the last. */
-const DEPTHS = 12;
+const DEPTHS = 6;
 /**
  * Weight in what is usual, of a tree and of a streamed token: how well text can be foreseen differs more between answers than
  * within one.
@@ -25,13 +25,12 @@ const USUAL_ROUND = 0.05;
 const USUAL_TOKEN = 0.01;
 /** Weight of the newest token of a stream: one token says less than a round, and lookup brings several or none. */
 const TOKEN_SMOOTHING = 0.05;
-/** Tokens that a round of trees is taken to bring before one was seen. */
-const PRIOR_TAU = 2.5;
+/** Tokens that a round of trees is taken to bring before one was seen, and drafting steps that it takes. */
+const PRIOR_TAU = 3;
+export const PRIOR_STEPS = 4;
 /** Nodes that are drafted in any case, and nodes drafted per node that was worth sending in earlier trees. */
 const LEAST_NODES = 16;
 const SPARE = 2;
-/** Accepted tokens that another drafting step must promise at most. */
-const MOST_GAIN = 0.6;
 /**
  * Tokens of a chain at most, and of the first, by which chains are known; how likely a token is taken to be right at first,
  * and at most.
@@ -44,13 +43,13 @@ const MOST_RIGHT = 0.99;
 /** Trees of the drafter. */
 export class TreeArm {
   /** Tokens of a round in this answer; in the answers so far, by so many `trees`. */
-  private tau = PRIOR_TAU;
-  private usualTau = PRIOR_TAU;
+  tau = PRIOR_TAU;
+  usualTau = PRIOR_TAU;
   private trees = 0;
   /** Of a tree. */
   nodes = LEAST_NODES;
   /** Seconds of a drafting step. */
-  private step: number | null = null;
+  step: number | null = null;
   /** Accepted nodes by depth: as the drafter predicted them, and as they came. */
   private predicted: number[] = Array(DEPTHS + 1).fill(PRIOR);
   private accepted: number[] = [...this.predicted];
@@ -74,13 +73,8 @@ export class TreeArm {
       for (let depth = 1; depth <= path; depth++) this.accepted[Math.min(depth, DEPTHS)]++;
       tokens = this.expected(tree, scores).at(-1)!;
     }
-    this.tau = blend(this.tau, tokens);
-    this.usualTau = blend(this.usualTau, tokens, Math.max(USUAL_ROUND, 1 / (PRIOR + this.trees)));
-  }
-
-  /** A new answer begins, of which nothing is known. */
-  forget(): void {
-    this.tau = this.usualTau;
+    this.tau = blend(this.tau, tokens, Math.max(SMOOTHING, 1 / (1 + this.trees)));
+    this.usualTau = blend(this.usualTau, tokens, Math.max(USUAL_ROUND, 1 / (1 + this.trees)));
   }
 
   /** Tokens that the first 1, 2, ... nodes of `tree` promise, as far as promises were kept so far. */
@@ -99,7 +93,7 @@ export class TreeArm {
 
   /** Accepted tokens that one more drafting step must promise to be worth its time; null: nothing tells. */
   gain(costs: CostModel): number | null {
-    return this.step === null ? null : Math.min(MOST_GAIN, this.rate(costs) * this.step);
+    return this.step === null ? null : this.rate(costs) * this.step;
   }
 
   /** Nodes to draft of the next tree, so that there is a choice of what to send. */
@@ -166,43 +160,34 @@ export class ChainArm {
 
 /** A stream of the target. */
 export class StreamArm {
-  /** Between tokens, and in the answers so far; measurements behind these; a guess is one. */
-  private gap: number | null = null;
-  private gaps = 0;
-  private usualGap: number | null = null;
-  private usualGaps = 0;
+  /** Share of the tokens that begin a step, the others come of lookup; at first as WELCOME has it. */
+  first = 1;
+  /** The same in the answers so far, of so many `tokens`. */
+  usual = 1;
+  private tokens = 0;
+  /** Seconds between tokens besides the engine. */
+  private rest = 0;
   /** Tokens arrive that an outage held back. */
   private late = false;
-  /** Tokens a step, as WELCOME has them. */
-  told = 1;
 
-  /** A token came `gap` after the one before it. Tokens delayed by an outage are ignored. */
+  /** WELCOME says that a step brings so many tokens. */
+  told(tokens: number): void {
+    if (!this.tokens) this.first = this.usual = 1 / Math.max(1, tokens);
+  }
+
+  /** A token came `gap` after the one before it. The time of tokens delayed by an outage is ignored. */
   came(gap: number, engine: number, overdue: boolean, sameStep: boolean): void {
+    this.tokens++;
+    this.first = blend(this.first, sameStep ? 0 : 1, TOKEN_SMOOTHING);
+    this.usual = blend(this.usual, sameStep ? 0 : 1, Math.max(USUAL_TOKEN, 1 / (PRIOR + this.tokens)));
     this.late = overdue || (this.late && (sameStep || gap < engine / 2));
     if (this.late) return;
-    this.gaps++;
-    this.usualGaps++;
-    this.gap = blend(this.gap, gap, Math.max(TOKEN_SMOOTHING, 1 / this.gaps));
-    this.usualGap = blend(this.usualGap, gap, Math.max(USUAL_TOKEN, 1 / this.usualGaps));
-  }
-
-  /** Steps have come to take so many times as long, as those for trees tell. */
-  slower(times: number): void {
-    if (this.gap === null || this.usualGap === null) return;
-    this.gap *= times;
-    this.usualGap *= times;
-    this.gaps = 1; // the next one tells more than this guess
-  }
-
-  /** A new answer begins, of which nothing is known. */
-  forget(): void {
-    this.gap = this.usualGap;
+    this.rest = blend(this.rest, sameStep ? gap : gap - engine, Math.max(USUAL_TOKEN, 1 / this.tokens));
   }
 
   /** Tokens per second; null where nothing is known. */
   rate(costs: CostModel): number | null {
-    if (this.gap !== null) return 1 / Math.max(LEAST_SECONDS, this.gap);
-    const step = costs.step(0);
-    return step ? this.told / (step + costs.queue) : null;
+    const seconds = this.first * costs.step(0) + Math.max(0, this.rest);
+    return seconds ? 1 / Math.max(LEAST_SECONDS, seconds) : null;
   }
 }

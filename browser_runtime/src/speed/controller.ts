@@ -5,12 +5,6 @@ import { Pace } from "./pace.js";
 import type { Arm } from "./settled.js";
 
 /**
- * Share of the drafting arms' rate from which on an answer begins as a stream: beside a stream the device learns what trees
- * would bring; beside trees it learns nothing of a stream.
- */
-const WORTH_BEGINNING = 0.95;
-
-/**
  * Chooses with hysteresis, from the measurements of `pace`. pinned: always this arm; trees and chains are one then.
  *
  * While streaming, the device drafts trees and chains for comparison. While drafting trees, it knows a stream's time per
@@ -29,8 +23,8 @@ export class Controller {
   ) {}
 
   /**
-   * The arm of an answer: a stream if it is nearly as fast as the others. unknown: nothing tells of this answer yet; otherwise
-   * it goes on, on a new link, without hysteresis.
+   * The arm of an answer. unknown: nothing tells of it yet; otherwise it goes on, on a new link. There is no hysteresis in
+   * either case.
    */
   begin(unknown = true): Arm {
     if (!unknown) {
@@ -40,10 +34,7 @@ export class Controller {
     const before = this.trial ? this.home : this.arm;
     this.trial = this.better = 0;
     this.pace.forgetAnswer();
-    const rates = this.rates();
-    const stream = rates.get("stream");
-    if (stream !== undefined) rates.set("stream", stream / WORTH_BEGINNING);
-    this.arm = best(rates, before, 1);
+    this.arm = best(this.rates(), before, 1);
     return this.arm;
   }
 
@@ -64,11 +55,11 @@ export class Controller {
 
   /** Whether to draft for `arm` beside the one in use. first: nothing else tells of this answer yet. */
   compares(arm: Arm, first: boolean): boolean {
-    const { explorer, compared } = this.pace;
+    const { explorer, costs } = this.pace;
     if (this.arm === "chain") return explorer.due(arm, 0, 1); // the drafter is idle
     const rates = this.pace.rates();
     const [now, other] = [rates.get(this.arm), rates.get(arm)];
-    return explorer.due(arm, compared, now !== undefined && other !== undefined && !first ? now / other : 1);
+    return explorer.due(arm, costs.exposed, now !== undefined && other !== undefined && !first ? now / other : 1);
   }
 
   private rates(): Rates {

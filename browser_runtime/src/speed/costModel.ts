@@ -3,9 +3,9 @@
 import type { CostCurve } from "../protocol/costs.js";
 
 /** Weight of the newest round in a smoothed measurement. */
-const SMOOTHING = 0.2;
+export const SMOOTHING = 0.2;
 /** No duration is taken to be shorter, so that rates stay finite. */
-export const LEAST_SECONDS = 1e-4;
+export const LEAST_SECONDS = 1e-6;
 
 export function blend(old: number | null, now: number, weight = SMOOTHING): number {
   return old === null ? now : old + weight * (now - old);
@@ -13,24 +13,25 @@ export function blend(old: number | null, now: number, weight = SMOOTHING): numb
 
 /**
  * curve: as WELCOME advertised it; null: a step is taken to last a second, see `slowdown`. rtt: of a round, without the
- * verifier's engine and queue.
+ * verifier's engine and queue. queue: of a round; as WELCOME has it until `queued` waits were measured. exposed: drafting
+ * between a tree's verdict and the next VERIFY.
  */
 export class CostModel {
   /** Of steps for trees, and for single tokens: measured time over advertised time. */
   private slowdown: number | null = null;
   private tokenSlowdown: number | null = null;
-  /** Drafting between a tree's verdict and the next VERIFY; 0: nothing tells of it. */
-  exposed = 0;
+  private queued = 0;
 
   constructor(
     readonly curve: CostCurve | null = null,
     public rtt: number | null = null,
     public queue = 0,
+    public exposed = 0,
   ) {}
 
   /** Seconds of a step of `tokens` tokens as the verifier advertised; it really takes `slowdown` times as long. */
   advertised(tokens: number): number {
-    return this.curve ? this.curve.at(tokens) : 1;
+    return this.curve ? Math.max(LEAST_SECONDS, this.curve.at(tokens)) : 1;
   }
 
   /** Seconds of the verifier's engine for a tree of `nodes` nodes; 0: for a token of a stream. */
@@ -49,10 +50,10 @@ export class CostModel {
     return Math.max(LEAST_SECONDS, this.exposed + this.between + this.step(nodes));
   }
 
-  /** A round took so long without drafting and the verifier's engine and queue, and so long in the queue. */
-  waited(between: number, queue: number): void {
-    this.rtt = blend(this.rtt, between);
-    this.queue = blend(this.queue, queue);
+  /** A request waited `queue` seconds in the verifier's queue. */
+  waited(queue: number): void {
+    this.queued++;
+    this.queue = blend(this.queue, queue, Math.max(SMOOTHING, 1 / this.queued));
   }
 
   /**

@@ -4,7 +4,7 @@ import { CostCurve } from "../protocol/costs.js";
 import type { Welcome } from "../protocol/messages.js";
 import type { TokenTree } from "../protocol/tree.js";
 import { Ahead } from "./ahead.js";
-import { ChainArm, StreamArm, TreeArm } from "./arms.js";
+import { ChainArm, PRIOR_STEPS, StreamArm, TreeArm } from "./arms.js";
 import { blend, CostModel } from "./costModel.js";
 import { Explorer, type Rates } from "./explorer.js";
 
@@ -19,8 +19,6 @@ export class Pace {
   stream = new StreamArm();
   ahead = new Ahead();
   readonly explorer = new Explorer();
-  /** That drafting a tree for comparison costs. */
-  compared = 0;
   /** Whether the round that ends with the next VERIFY drafts ahead, and the seconds that it took so far. */
   private ending: { ahead: boolean; seconds: number } | null = null;
 
@@ -31,20 +29,19 @@ export class Pace {
     const curve = CostCurve.unpack(welcome.costs);
     this.costs.rtt = rtt;
     if (!curve?.equals(this.costs.curve)) {
-      this.costs = new CostModel(curve, rtt, welcome.queueUs / 1e6);
+      const drafting = PRIOR_STEPS * (this.tree.step ?? 0);
+      this.costs = new CostModel(curve, rtt, welcome.queueUs / 1e6, drafting);
       this.stream = new StreamArm();
       this.ahead = new Ahead(this.ahead.fixed);
       this.ending = null;
     }
-    this.stream.told = Math.max(1, welcome.streamTokens / 100);
+    this.stream.told(welcome.streamTokens / 100);
   }
 
   /** A tree's verdict came after `wait`: `path` nodes were accepted; engine, queue: the verifier's own part of it. */
   verified(tree: TokenTree, scores: readonly number[], path: number, wait: number, engine: number, queue: number) {
-    const [between, tokens] = [Math.max(0, wait - engine - queue), 1 + tree.size];
-    const usual = this.costs.advertised(1 + this.tree.nodes) / this.costs.advertised(tokens); // for trees as they are
-    this.ending = engine > 0 ? { ahead: this.ahead.now, seconds: between + usual * engine } : null;
-    if (!this.ahead.trying) this.round(tokens, between, engine, queue);
+    this.ending = engine > 0 ? { ahead: this.ahead.now, seconds: wait - queue } : null;
+    if (!this.ahead.trial) this.round(1 + tree.size, wait, engine, queue);
     this.explorer.passed(wait);
     this.tree.learn(tree, scores, path);
   }
@@ -55,7 +52,7 @@ export class Pace {
    */
   chainVerified(tokens: number, accepted: number, wait: number, engine: number, queue: number, ended = false): void {
     this.ending = null;
-    this.round(1 + tokens, Math.max(0, wait - engine - queue), engine, queue);
+    this.round(1 + tokens, wait, engine, queue);
     this.explorer.passed(wait);
     this.chain.verified(ended ? accepted : tokens, accepted);
   }
@@ -71,40 +68,37 @@ export class Pace {
     this.stream.came(gap, engine, overdue, sameStep);
   }
 
-  /** Of a tree drafted in `seconds` beside a stream, for comparison, `path` nodes came true. */
+  /** Of a tree drafted in `seconds` for comparison, `path` nodes came true. */
   foreseen(tree: TokenTree, scores: readonly number[], path: number, seconds: number): void {
     this.tree.learn(tree, scores, path);
-    this.compared = blend(this.compared || null, seconds);
-    this.costs.exposed = Math.min(this.costs.exposed || seconds, seconds);
+    if (!this.ahead.on) this.costs.exposed = blend(this.costs.exposed, seconds);
   }
 
   /** What passed between a verdict and an answer's first tree, or the first behind a stream, is no round's. */
   prepared(): void {
     this.ending = null;
-    this.ahead.givenUp();
+    this.ahead.trial = 0;
   }
 
   /** `exposed` seconds passed between a verdict and the next VERIFY: a round ends. */
   waited(exposed: number): void {
+    if (!this.ahead.trial) this.costs.exposed = blend(this.costs.exposed, exposed);
     const ended = this.ending;
     this.ending = null;
-    if (!this.ahead.trying) this.costs.exposed = blend(this.costs.exposed, exposed);
     if (ended) this.ahead.measured(ended.ahead, ended.seconds + exposed, this.explorer);
-    else this.ahead.givenUp();
+    else this.ahead.trial = 0;
   }
 
   /** A new answer begins, of which nothing is known. */
   forgetAnswer(): void {
-    this.tree.forget();
-    this.stream.forget();
+    this.tree.tau = this.tree.usualTau;
+    this.stream.first = this.stream.usual;
   }
 
-  /** No stream tells at present how long its tokens take: the step of a tree does. */
-  private round(tokens: number, between: number, engine: number, queue: number): void {
-    const before = this.costs.step(0);
+  private round(tokens: number, wait: number, engine: number, queue: number): void {
     this.costs.stepped(tokens, engine);
-    if (before > 0) this.stream.slower(this.costs.step(0) / before);
-    this.costs.waited(between, queue);
+    this.costs.rtt = blend(this.costs.rtt, Math.max(0, wait - engine - queue));
+    this.costs.waited(queue);
   }
 
   // --- what follows ---

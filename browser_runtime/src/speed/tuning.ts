@@ -1,8 +1,7 @@
 /** Choices for one answer, made from measurements: the arm, the tree's size, what else to draft. Pure. */
 
 import { type Draft, type TreeShape, treeShape } from "../drafting/drafter.js";
-import type { Welcome } from "../protocol/messages.js";
-import { MAX_NODES, ROOT, type TokenTree } from "../protocol/tree.js";
+import { MAX_NODES } from "../protocol/tree.js";
 import { FIRST_TOKENS, MOST_TOKENS } from "./arms.js";
 import { Controller } from "./controller.js";
 import type { Pace } from "./pace.js";
@@ -60,11 +59,6 @@ export class Tuning {
 
   // --- what was measured ---
 
-  /** A handshake took `rtt` seconds. */
-  linked(welcome: Welcome, rtt: number): void {
-    this.pace.linked(welcome, rtt);
-  }
-
   /**
    * Drafting `draft` took `seconds`. wanted: it was not given up. A tree that is not behind another tells nothing of a step:
    * the drafter had to read first.
@@ -91,7 +85,8 @@ export class Tuning {
     this.verdictAt = now;
     this.behindTree = false;
     if (arm === "stream") {
-      if (!settled.askedFor) this.pace.streamed(wait, engine, settled.late, settled.sameStep);
+      if (settled.askedFor) this.pace.costs.waited(queue);
+      else this.pace.streamed(wait, engine, settled.late, settled.sameStep);
     } else if (wasDrafted(settled)) {
       this.untold = false;
       this.behindTree = arm === "tree";
@@ -114,7 +109,7 @@ export class Tuning {
     if (!this.outcome) return;
     const { arm, base, seconds } = this.outcome;
     const draft = this.worthSending(arm, this.outcome.draft);
-    const path = foreseen(draft.tree, tokens.slice(base));
+    const path = draft.tree.foreseen(tokens.slice(base));
     if (!path) return;
     if (arm === "chain") this.pace.chain.verified(draft.tree.size, path.length);
     else this.pace.foreseen(draft.tree, draft.scores, path.length, seconds);
@@ -201,15 +196,4 @@ export class Tuning {
     this.untold = false;
     return { arm: "tree", ...this.treeSize(MAX_NODES, this.largest.depth) };
   }
-}
-
-/** The path of `tree` that `tokens`, below its root, took; null while they have not left it. */
-export function foreseen(tree: TokenTree, tokens: readonly number[]): number[] | null {
-  const path: number[] = [];
-  for (const token of tokens) {
-    const child = tree.child(path.at(-1) ?? ROOT, token);
-    if (child === undefined) return path;
-    path.push(child);
-  }
-  return null;
 }
