@@ -107,6 +107,7 @@ export class EdgeRuntime {
     this.policy = alone ? { ...wanted, writer: "device-only" } : wanted;
     this.patience = { ...PATIENCE, ...options.patience };
     this.controller = new Controller(new Pace(), options.mode ?? null);
+    this.controller.pace.tree.step = drafter.started?.stepSeconds || null;
     const { targetHash, drafterHash } = bundle.manifest;
     const client = "outrider-web";
     const protocol = PROTOCOL_VERSION;

@@ -30,6 +30,8 @@ export class FakeVerifier {
   hash = "target";
   /** The supported constraints, as bits of WELCOME, and the constraints of OPENs; they do not change its target's text. */
   constraints = 0;
+  /** The cost curve of WELCOME, packed. */
+  costs = new Uint8Array();
   readonly held: unknown[] = [];
   /** The arithmetics of the verifiers here, one connection after another; "": an older one, which reports none. */
   fleet = [""];
@@ -88,8 +90,8 @@ class FakeSocket implements Socket {
       const here = this.arithmetic;
       const differ = hash !== this.verifier.hash ? "target differs" : here && begun && begun !== here ? "begun in" : "";
       const welcome = [2, 1, "target", "drafter", 64, 512, 64, 32];
-      const { constraints } = this.verifier;
-      if (here || constraints) welcome.push(...(["", new Uint8Array(), constraints] as never[]));
+      const { constraints, costs } = this.verifier;
+      if (here || constraints || costs.length) welcome.push(...(["", costs, constraints] as never[]));
       if (here) welcome.push(here as never);
       this.reply(differ ? [12, 2, differ, -1, 0] : welcome);
     } else if (type === 3) {

@@ -56,6 +56,20 @@ test("what was said before is remembered until it is forgotten, also where the a
   await runtime.close();
 });
 
+test("a new device knows what its drafting takes, where it was measured", async () => {
+  const costs = new Uint8Array(Uint32Array.of(1, 1e9).buffer);
+  const begun = async (stepSeconds: number) => {
+    const verifier = Object.assign(new FakeVerifier(), { costs });
+    const drafter = Object.assign(drafterOf(), { started: { stepSeconds } });
+    const runtime = new EdgeRuntime(bundle, drafter, "127.0.0.1:1", { makeSocket: verifier.makeSocket });
+    await read(runtime.generate(PROMPT, { maxNewTokens: 4 }));
+    await runtime.close();
+    return verifier.received.find(name => name === "Generate" || name === "Verify");
+  };
+  assert.equal(await begun(1e6), "Generate");
+  assert.equal(await begun(0), "Verify");
+});
+
 test("ten idle minutes bring no frame and no dial after hanging up", async context => {
   const { timers } = context.mock;
   timers.enable({ apis: ["setTimeout", "Date"] });

@@ -16,6 +16,8 @@ export interface Timed<T> {
  * another key is wanted. Promises reject with the engine's errors.
  */
 export interface DrafterThread {
+  /** Seconds of a step as a tree takes it; 0: it was not measured. */
+  readonly started?: { readonly stepSeconds: number };
   /** Make `key` the wanted one from now on. silent: the target has fallen silent. */
   want(key: string, silent: boolean): void;
   /** key null: whatever key is wanted; empty once the target falls silent. constraint: its biases and penalties apply. */
