@@ -90,7 +90,8 @@ class EdgeRuntime:
             engine = open_engine(bundle, engine, threads)
         self.drafter = Drafter.of(bundle, engine, options.lookup, pinned.row_cost)
         if manifest.has_drafter and server:
-            self.controller.pace.tree.step = self.drafter.time_step()
+            with contextlib.suppress(Exception):  # an engine that fails ends an answer, and says why
+                self.controller.pace.tree.step = self.drafter.time_step()
         hello = Hello(PROTOCOL_VERSION, manifest.target_hash, manifest.drafter_hash, "outrider-python")
         #: link events and finished drafter jobs
         self._inbox: asyncio.Queue[InboxEvent] = asyncio.Queue()

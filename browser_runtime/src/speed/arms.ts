@@ -177,11 +177,11 @@ export class StreamArm {
 
   /** A token came `gap` after the one before it. The time of tokens delayed by an outage is ignored. */
   came(gap: number, engine: number, overdue: boolean, sameStep: boolean): void {
-    this.tokens++;
     this.first = blend(this.first, sameStep ? 0 : 1, TOKEN_SMOOTHING);
     this.usual = blend(this.usual, sameStep ? 0 : 1, Math.max(USUAL_TOKEN, 1 / (PRIOR + this.tokens)));
     this.late = overdue || (this.late && (sameStep || gap < engine / 2));
     if (this.late) return;
+    this.tokens++;
     this.rest = blend(this.rest, sameStep ? gap : gap - engine, Math.max(USUAL_TOKEN, 1 / this.tokens));
   }
 

@@ -5,7 +5,7 @@ import type { Welcome } from "../protocol/messages.js";
 import type { TokenTree } from "../protocol/tree.js";
 import { Ahead } from "./ahead.js";
 import { ChainArm, PRIOR_STEPS, StreamArm, TreeArm } from "./arms.js";
-import { blend, CostModel } from "./costModel.js";
+import { blend, CostModel, LEAST_SECONDS } from "./costModel.js";
 import { Explorer, type Rates } from "./explorer.js";
 
 /** What a verifier measured of itself. */
@@ -40,7 +40,7 @@ export class Pace {
 
   /** A tree's verdict came after `wait`: `path` nodes were accepted; engine, queue: the verifier's own part of it. */
   verified(tree: TokenTree, scores: readonly number[], path: number, wait: number, engine: number, queue: number) {
-    this.ending = engine > 0 ? { ahead: this.ahead.now, seconds: wait - queue } : null;
+    this.ending = engine > 0 ? { ahead: this.ahead.now, seconds: Math.max(LEAST_SECONDS, wait - queue) } : null;
     if (!this.ahead.trial) this.round(1 + tree.size, wait, engine, queue);
     this.explorer.passed(wait);
     this.tree.learn(tree, scores, path);

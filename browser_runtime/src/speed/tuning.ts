@@ -85,8 +85,10 @@ export class Tuning {
     this.verdictAt = now;
     this.behindTree = false;
     if (arm === "stream") {
-      if (settled.askedFor) this.pace.costs.waited(queue);
-      else this.pace.streamed(wait, engine, settled.late, settled.sameStep);
+      // the text was read first; it waited for nothing
+      const waited = !(settled.afterOpen || settled.sameStep);
+      if (!settled.askedFor) this.pace.streamed(wait, engine, settled.late, settled.sameStep);
+      else if (waited) this.pace.costs.waited(queue);
     } else if (wasDrafted(settled)) {
       this.untold = false;
       this.behindTree = arm === "tree";

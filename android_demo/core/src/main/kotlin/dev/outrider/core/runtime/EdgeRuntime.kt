@@ -180,7 +180,9 @@ public class EdgeRuntime internal constructor(
         Drafter(
             engine, bundle.draftIds, manifest.rowShape, manifest.saKvHeads, manifest.maxContext, options.lookup,
             bundle.nullRow, manifest.confidenceTemperature,
-        ).also { if (manifest.hasDrafter && !alone) controller.pace.tree.step = it.timeStep() },
+        ).also { // an engine that fails ends an answer, and says why
+            if (manifest.hasDrafter && !alone) controller.pace.tree.step = runCatching(it::timeStep).getOrNull()
+        },
     )
     private val understudyThread = understudy?.let(::UnderstudyThread)
     private val timer = RoundTimer()

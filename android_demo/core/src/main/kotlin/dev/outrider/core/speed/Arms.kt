@@ -192,12 +192,13 @@ internal class StreamArm {
 
     /** A token came [gap] after the one before it. The time of tokens delayed by an outage is ignored. */
     fun came(gap: Double, engine: Double, overdue: Boolean, sameStep: Boolean) {
-        tokens++
         val begins = if (sameStep) 0.0 else 1.0
         first = blend(first, begins, TOKEN_SMOOTHING)
         usual = blend(usual, begins, maxOf(USUAL_TOKEN, 1 / (PRIOR + tokens)))
         late = overdue || (late && (sameStep || gap < engine / 2))
-        if (!late) rest = blend(rest, if (sameStep) gap else gap - engine, maxOf(USUAL_TOKEN, 1.0 / tokens))
+        if (late) return
+        tokens++
+        rest = blend(rest, if (sameStep) gap else gap - engine, maxOf(USUAL_TOKEN, 1.0 / tokens))
     }
 
     /** Tokens per second; null where nothing is known. */

@@ -37,7 +37,7 @@ internal class Pace {
     fun verified(
         tree: TokenTree, scores: List<Double>, path: List<Int>, wait: Double, engine: Double, queue: Double,
     ) {
-        ending = if (engine > 0) ahead.now to wait - queue else null
+        ending = if (engine > 0) ahead.now to maxOf(LEAST_SECONDS, wait - queue) else null
         if (ahead.trial == 0) round(1 + tree.size, wait, engine, queue)
         explorer.passed(wait)
         this.tree.learn(tree, scores, path)

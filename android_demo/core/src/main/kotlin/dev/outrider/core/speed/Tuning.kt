@@ -66,8 +66,8 @@ internal class Tuning(
         val engine = settled.engine
         verdictAt = now
         behindTree = false
-        if (settled.arm == Arm.STREAM && settled.askedFor) {
-            pace.costs.waited(settled.queue)
+        if (settled.arm == Arm.STREAM && settled.askedFor) { // or the text was read first; it waited for nothing
+            if (!settled.afterOpen && !settled.sameStep) pace.costs.waited(settled.queue)
         } else if (settled.arm == Arm.STREAM) {
             pace.streamed(wait, engine, settled.late, settled.sameStep)
         } else if (settled.drafted) {
