@@ -154,6 +154,7 @@ class OfflineDrafter:
         pace = self.controller.pace
         path = step.tree.foreseen(text[step.base :]) or []
         if step.trial is not None:
+            pace.explorer.saved -= max(0.0, step.trial - pace.costs.exposed)  # the text had to be read
             pace.foreseen(step.tree, step.scores, path, step.trial)
             pace.costs.stepped(1 + len(step.tree), step.seconds)
         elif step.tree:

@@ -217,7 +217,7 @@ def test_trees_that_are_worth_nothing_cost_next_to_nothing(bundle: Bundle, monke
 
     monkeypatch.setattr(drafter._made.args[1], "step", slow)
     rng, taken, plain = random.Random(0), 0.0, 0.0
-    for answer in range(30):
+    for answer in range(60):
         text = [1] + [rng.randrange(4, 199) for _ in range(150)]
         began = clock[0]
         for _ in range(40):
@@ -226,7 +226,7 @@ def test_trees_that_are_worth_nothing_cost_next_to_nothing(bundle: Bundle, monke
             clock[0] += seconds
             drafter.stepped(seconds)
             text.append(next(t for t in iter(lambda: rng.randrange(4, 199), 0) if tree.child(ROOT, t) is None))
-        if answer >= 10:
+        if answer >= 20:
             taken, plain = taken + clock[0] - began, plain + 40 * 0.02
     assert taken < 1.05 * plain
 
