@@ -79,7 +79,6 @@ class OfflineDrafter:
         self._text: list[int] = []  # at the last step
         self._rows = 0  # number of its first tokens whose feature rows the drafter holds
         self._prompt_length = -1  # of the answer in progress
-        self._untold = True  # nothing of this answer has been measured
         self._asked: _Step | None = None  # the present one
         self._step: _Step | None = None
 
@@ -100,7 +99,7 @@ class OfflineDrafter:
         mode = self._went_on(text, decoding.prompt_length)
         self._asked = _Step(len(text))
         more = pace.costs.step(pace.tree.nodes) - pace.costs.step(0)
-        if mode is Arm.STREAM and not self.controller.compares(Arm.TREE, self._untold, max(0.0, more)):
+        if mode is Arm.STREAM and not self.controller.compares(Arm.TREE, max(0.0, more)):
             return TokenTree()
         began, first = time.perf_counter(), self._step is None or not self._step.tree
         drafter = self._drafter = self._drafter or self._made()
@@ -117,7 +116,7 @@ class OfflineDrafter:
         elif mode is Arm.TREE:
             pace.waited(seconds)
         trial = seconds if mode is Arm.STREAM else None
-        self._asked, self._untold = _Step(len(text), tree, draft.scores[: len(tree)], trial), False
+        self._asked = _Step(len(text), tree, draft.scores[: len(tree)], trial)
         return tree
 
     def stepped(self, seconds: float) -> None:
@@ -149,7 +148,7 @@ class OfflineDrafter:
             if self._drafter:
                 self._drafter.keep_rows(same)
         if step is None or prompt_length != self._prompt_length or not same == step.base < len(text):
-            self._prompt_length, self._step, self._untold = prompt_length, None, True
+            self._prompt_length, self._step = prompt_length, None
             return self.controller.begin()
         pace = self.controller.pace
         path = step.tree.foreseen(text[step.base :]) or []

@@ -58,13 +58,12 @@ class Controller:
             self._maybe_try(rates)
         return self.arm
 
-    def compares(self, arm: Arm, first: bool, more: float = 0.0) -> bool:
-        """Return whether to draft for `arm` beside the one in use. first: nothing else tells of this answer yet. more:
-        seconds that it costs besides drafting."""
+    def compares(self, arm: Arm, more: float = 0.0) -> bool:
+        """Return whether to draft for `arm` beside the one in use. more: seconds that it costs besides drafting."""
         rates, pace = self.pace.rates(), self.pace
         if self.arm is Arm.CHAIN:  # the drafter is idle
             return pace.explorer.due(arm, 0.0, 1.0)
-        behind = rates[self.arm] / rates[arm] if self.arm in rates and arm in rates and not first else 1.0
+        behind = rates[self.arm] / rates[arm] if self.arm in rates and arm in rates else 1.0
         return pace.explorer.due(arm, pace.costs.exposed + more, behind)
 
     def _rates(self) -> dict[Arm, float]:

@@ -174,10 +174,10 @@ class Tuning:
         if controller.pinned or self._comparing or controller.arm is Arm.TREE:
             return None
         self._offer(drafts)
-        if controller.arm is Arm.STREAM and self.pace.chain.ready and controller.compares(Arm.CHAIN, self._untold):
+        if controller.arm is Arm.STREAM and self.pace.chain.ready and controller.compares(Arm.CHAIN):
             self._comparing = Arm.CHAIN
             return Arm.CHAIN, (FIRST_TOKENS, FIRST_TOKENS, None)
-        if controller.compares(Arm.TREE, first=self._untold):
+        if controller.compares(Arm.TREE):
             self._comparing, self._untold = Arm.TREE, False
             return Arm.TREE, self.tree_size(MAX_NODES, self.largest.depth)
         return None

@@ -343,7 +343,7 @@ def what_follows(controller: Controller, tree: TokenTree, scores: list[float], c
     calls = {"begin": controller.begin, "go_on": lambda: controller.begin(unknown=False), "choose": controller.choose}
     return {
         "rates": pace.rates(), "gain": pace.tree.gain(pace.costs), "chain": pace.chain.best(pace.costs)[0],
-        "compares": [controller.compares(Arm.TREE, first=True), controller.compares(Arm.CHAIN, first=False)],
+        "compares": [controller.compares(Arm.TREE), controller.compares(Arm.CHAIN)],
         "ahead": pace.ahead.now, "drafting": pace.tree.worth_drafting(),
         "tree": [list(tree.tokens), list(tree.parents), scores],
         "nodes": pace.tree.worth_sending(tree, scores, pace.costs),

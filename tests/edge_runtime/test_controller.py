@@ -151,7 +151,7 @@ def test_a_stream_is_left_soon_where_an_answer_is_easy(drafting: float) -> None:
         tree, claimed, _ = drafts.tree(16)
         for written in range(1, tokens + 1):
             pace.streamed(CPU.at(1), CPU.at(1), overdue=False)
-            if controller.compares(Arm.TREE, first=written <= EVERY):
+            if controller.compares(Arm.TREE):
                 pace.foreseen(tree, claimed, drafts.walk(tree), drafting)
             if controller.choose() is not Arm.STREAM:
                 return written
@@ -174,7 +174,7 @@ def converse(pace: Pace, curve: CostCurve, rtt: float, tau: float, tokens: int) 
         else:
             pace.streamed(curve.at(1), curve.at(1), overdue=False)
             seconds, written = seconds + curve.at(1), written + 1
-            if controller.compares(Arm.TREE, first=False):
+            if controller.compares(Arm.TREE):
                 pace.foreseen(tree, [], list(range(int(tau - 1 + rng.random()))), 0.0)
         mode = controller.choose()
         trials += controller.trial == EVERY

@@ -200,7 +200,7 @@ def test_comparing_takes_no_more_than_its_share(between: float, seconds: float, 
     for _ in range(tokens):
         pace.streamed(between, between, overdue=False)
         taken = pace.costs.exposed
-        if controller.compares(Arm.TREE, first=False):
+        if controller.compares(Arm.TREE):
             compared, spent = compared + 1, spent + taken
             pace.foreseen(TokenTree.chain([1, 2, 3]), [], [0], seconds)
     assert compared <= tokens / EVERY and spent <= SHARE * tokens * between * (1 + 1e-9)

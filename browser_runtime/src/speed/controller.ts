@@ -53,13 +53,13 @@ export class Controller {
     return this.arm;
   }
 
-  /** Whether to draft for `arm` beside the one in use. first: nothing else tells of this answer yet. */
-  compares(arm: Arm, first: boolean): boolean {
+  /** Whether to draft for `arm` beside the one in use. */
+  compares(arm: Arm): boolean {
     const { explorer, costs } = this.pace;
     if (this.arm === "chain") return explorer.due(arm, 0, 1); // the drafter is idle
     const rates = this.pace.rates();
     const [now, other] = [rates.get(this.arm), rates.get(arm)];
-    return explorer.due(arm, costs.exposed, now !== undefined && other !== undefined && !first ? now / other : 1);
+    return explorer.due(arm, costs.exposed, now && other ? now / other : 1);
   }
 
   private rates(): Rates {

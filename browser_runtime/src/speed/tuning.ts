@@ -189,11 +189,11 @@ export class Tuning {
     const { controller } = this;
     if (controller.pinned !== null || this.comparing || controller.arm === "tree") return null;
     this.offer(drafts);
-    if (controller.arm === "stream" && this.pace.chain.ready && controller.compares("chain", this.untold)) {
+    if (controller.arm === "stream" && this.pace.chain.ready && controller.compares("chain")) {
       this.comparing = "chain";
       return { arm: "chain", nodes: FIRST_TOKENS, depth: FIRST_TOKENS, gain: null };
     }
-    if (!controller.compares("tree", this.untold)) return null;
+    if (!controller.compares("tree")) return null;
     this.comparing = "tree";
     this.untold = false;
     return { arm: "tree", ...this.treeSize(MAX_NODES, this.largest.depth) };

@@ -49,13 +49,13 @@ internal class Controller(val pace: Pace, var pinned: Arm? = null) {
         return arm
     }
 
-    /** Whether to draft for [arm] beside the one in use. [first]: nothing else tells of this answer yet. */
-    fun compares(arm: Arm, first: Boolean): Boolean {
+    /** Whether to draft for [arm] beside the one in use. */
+    fun compares(arm: Arm): Boolean {
         if (this.arm == Arm.CHAIN) return pace.explorer.due(arm.name, 0.0, 1.0) // the drafter is idle
         val rates = pace.rates()
         val now = rates[this.arm]
         val other = rates[arm]
-        val behind = if (now != null && other != null && !first) now / other else 1.0
+        val behind = if (now != null && other != null) now / other else 1.0
         return pace.explorer.due(arm.name, pace.costs.exposed, behind)
     }
 

@@ -162,11 +162,11 @@ internal class Tuning(
     internal fun comparison(drafts: Boolean = false): List<Pair<Arm, TreeSize>> {
         if (controller.pinned != null || comparing != null || controller.arm == Arm.TREE) return emptyList()
         offer(drafts)
-        if (controller.arm == Arm.STREAM && pace.chain.ready && controller.compares(Arm.CHAIN, untold)) {
+        if (controller.arm == Arm.STREAM && pace.chain.ready && controller.compares(Arm.CHAIN)) {
             comparing = Arm.CHAIN
             return listOf(Arm.CHAIN to TreeSize(FIRST_TOKENS, FIRST_TOKENS))
         }
-        if (!controller.compares(Arm.TREE, untold)) return emptyList()
+        if (!controller.compares(Arm.TREE)) return emptyList()
         comparing = Arm.TREE
         untold = false
         return listOf(Arm.TREE to treeSize(MAX_NODES, largest.depth))

@@ -31,7 +31,7 @@ class PaceTest {
                 if (gain == null) assertNull(pace.tree.gain(pace.costs))
                 else assertEquals(gain.toDouble(), assertNotNull(pace.tree.gain(pace.costs)), 1e-9)
                 assertEquals(wanted.int("chain"), pace.chain.best(pace.costs).first)
-                val compares = listOf(controller.compares(Arm.TREE, true), controller.compares(Arm.CHAIN, false))
+                val compares = listOf(controller.compares(Arm.TREE), controller.compares(Arm.CHAIN))
                 assertEquals(wanted.field<List<Boolean>>("compares"), compares)
                 assertEquals(wanted.field<Boolean>("ahead"), pace.ahead.now)
                 assertEquals(wanted.int("drafting"), pace.tree.worthDrafting())
