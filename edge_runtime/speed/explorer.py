@@ -16,7 +16,7 @@ MARGIN = 1.05
 #: steps between two explorations of one thing, where it is as good as what is in use, and tokens of a stream tried
 EVERY = 8
 #: share of the time that may be lost to exploring
-SHARE = 0.02
+SHARE = 0.03
 
 
 def best(rates: Mapping[Arm, float], now: Arm, margin: float = MARGIN) -> Arm:

@@ -12,7 +12,7 @@ export const MARGIN = 1.05;
 /** Steps between two explorations of one thing, where it is as good as what is in use, and tokens of a stream tried. */
 export const EVERY = 8;
 /** Share of the time that may be lost to exploring. */
-const SHARE = 0.02;
+const SHARE = 0.03;
 
 /** Tokens per second of arms. */
 export type Rates = Map<Arm, number>;

@@ -13,7 +13,7 @@ internal const val MARGIN = 1.05
 internal const val EVERY = 8
 
 /** Share of the time that may be lost to exploring. */
-private const val SHARE = 0.02
+private const val SHARE = 0.03
 
 /** The fastest arm, or [now] unless another one is faster by the margin. [rates]: tokens per second. */
 internal fun best(rates: Map<Arm, Double>, now: Arm, margin: Double = MARGIN): Arm {
