@@ -181,6 +181,9 @@ test("a queue that was told is a guess, which a stream's first verdict replaces 
     near(pace.costs.queue, 0.004, 1e-9);
     pace.costs.waited(0);
     near(pace.costs.queue, 0.002, 1e-9);
+    tuning.answered({ ...first, queue: 3, afterOpen: true }, 0); // its own prompt was read
+    tuning.answered({ ...first, queue: 0, sameStep: true }, 0);
+    near(pace.costs.queue, 0.002, 1e-9);
   }
 });
 

@@ -288,7 +288,8 @@ def tried_ahead(slowed: float) -> dict[str, Any]:
         for number in range(60):
             drafts = pace.ahead.now
             engine = curve.at(4) * (slowed if drafts else 1.0)
-            verified = [[], [0], engine + 0.001, 0.0 if number == 9 else engine, 0.0]
+            claimed = 9.0 if number == 30 else 0.0  # more than passed
+            verified = [[], [0], engine + 0.001, 0.0 if number == 9 else engine, claimed]
             pace.verified(tree, *verified)
             steps.append(["verified", [list(tree.tokens), list(tree.parents), *verified], follows()])
             drafted = [0.01, 4]

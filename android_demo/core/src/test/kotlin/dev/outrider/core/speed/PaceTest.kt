@@ -65,13 +65,18 @@ class PaceTest {
             tuning.pace.linked(welcome("0100000064000000", queueUs = Int.MAX_VALUE), 0.01)
             assertEquals(2147.493647, tuning.pace.costs.between, 1e-9)
             val tree = if (arm == Arm.STREAM) TokenTree() else TokenTree.chain(listOf(1))
-            for ((queue, wanted) in listOf(0.004 to 0.004, 0.008 to 0.006, 0.003 to 0.005)) {
+            fun answered(arm: Arm, queue: Double, afterOpen: Boolean = false, sameStep: Boolean = false): Double {
                 val settled = Settled(
                     arm, tree, emptyList(), emptyList(), listOf(1), 0.01 + queue, 0.0, queue, ended = false,
-                    afterOpen = false, late = false, sameStep = false, askedFor = arm == Arm.STREAM,
+                    afterOpen, late = false, sameStep, askedFor = arm == Arm.STREAM,
                 )
                 tuning.answered(settled, 0.0)
-                assertEquals(wanted, tuning.pace.costs.queue, 1e-9)
+                return tuning.pace.costs.queue
+            }
+            for ((queue, wanted) in listOf(0.004 to 0.004, 0.008 to 0.006, 0.003 to 0.005)) {
+                assertEquals(wanted, answered(arm, queue), 1e-9)
+                assertEquals(wanted, answered(Arm.STREAM, 3.0, afterOpen = true), 1e-9) // its own prompt was read
+                assertEquals(wanted, answered(Arm.STREAM, 0.0, sameStep = true), 1e-9)
             }
         }
     }
