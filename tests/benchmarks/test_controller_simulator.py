@@ -78,7 +78,8 @@ def test_nothing_happens_before_it_was_asked_for() -> None:
             assert when >= self.now
             super()._at(when, event)
 
-    assert Ordered(scenario(3134), 0, controller.Device(controller.CHOSEN)).run(first=True) > 0
+    world = scenario(3134)
+    assert Ordered(world, 0, controller.Device(controller.CHOSEN, world.draft_step)).run(first=True) > 0
 
 
 def test_an_outage_holds_up_what_is_under_way() -> None:

@@ -277,8 +277,8 @@ def test_an_outage_does_not_make_a_stream_slow() -> None:
     pace = Pace()
     for _ in range(50):
         pace.streamed(0.03, 0.025, overdue=False)
-    for gap in (0.5, *16 * [0.0]):
-        pace.streamed(gap, 0.025, overdue=gap > 0)
+    for seconds in (0.5, *16 * [0.0]):
+        pace.streamed(seconds, 0.025, overdue=seconds > 0)
         assert pace.stream.rate(pace.costs) == pytest.approx(1 / 0.03)
     for _ in range(100):
         pace.streamed(0.06, 0.025, overdue=False)
@@ -311,7 +311,7 @@ def test_one_tree_beside_a_stream_tells_what_trees_cost() -> None:
     pace.linked(welcome(CPU), 0.001)
     before = pace.tree.rate(pace.costs)
     pace.foreseen(TokenTree.chain([1, 2, 3]), [], [0], 0.0)
-    assert pace.tree.nodes == 3 and pace.tree.rate(pace.costs) > 1.2 * before
+    assert pace.tree.nodes == 3 and pace.tree.rate(pace.costs) > 1.1 * before
 
 
 def test_what_trees_bring_is_told_from_their_promises() -> None:
