@@ -15,7 +15,6 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from unittest import mock
 
 import numpy as np
 from rich.console import Console
@@ -26,10 +25,10 @@ from benchmarks.questions import read_questions
 from outrider_core.chat.tokenizer import open_chat_tokenizer
 from outrider_core.machine import describe_machine
 from outrider_core.protocol.sampling import Sampling, log_probs
-from outrider_core.targets import convert
 from outrider_core.targets.answers import WrittenAnswer, write_answers
 from outrider_core.targets.bundle import TargetBundle
 from outrider_core.targets.cached import cached_target
+from outrider_core.targets.convert import make_target_bundle
 from outrider_core.targets.part import POOL_BLOCK
 from outrider_core.targets.quality import answer_logits
 from outrider_core.targets.runner import OnnxRunner
@@ -37,12 +36,6 @@ from outrider_core.targets.source import TargetSource
 
 #: most tokens of a prompt
 LONGEST = 256
-
-
-def rounded_to_nearest(source: TargetSource, folder: Path) -> TargetBundle:
-    """Make the 4-bit copy that a target would have without calibration."""
-    with mock.patch.object(convert, "_write_calibrated", lambda lowering, aside, done: lowering.write(aside, done)):
-        return convert.make_target_bundle(source, folder, bits=4)
 
 
 def distributions(copy: TargetBundle, answers: Sequence[WrittenAnswer]) -> Iterator[np.ndarray]:
@@ -72,7 +65,7 @@ def measure(options: argparse.Namespace) -> Figures:
         copies = {
             "float32": own,
             "8 bits": cached_target(source, bits=8),
-            "4 bits, nearest": rounded_to_nearest(source, Path(folder) / "nearest"),
+            "4 bits, nearest": make_target_bundle(source, Path(folder) / "nearest", calibrate=False, bits=4),
             "4 bits, calibrated": cached_target(source, bits=4),
         }
         found = {name: nearness(copy, written, tokens, truth) for name, copy in copies.items()}

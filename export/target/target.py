@@ -92,7 +92,7 @@ def _start_or_resume(plan: TargetPlan, aside: Path) -> None:
 def _make(plan: TargetPlan, folder: Path) -> TargetBundle:
     from outrider_core.targets.convert import make_target_bundle  # imported only here, as it takes memory
 
-    source, bits, calibrate = plan.options.target, plan.options.bits, plan.options.calibrate
+    source, bits, calibrate = plan.options.target, plan.options.bits, plan.options.calibrate or None
     with Meter(f"lowering to {'float32' if bits == 32 else f'{bits} bits'}", 1) as meter:
         return make_target_bundle(source, folder, done=_told(meter), calibrate=calibrate, bits=bits, remedy=REMEDY)
 

@@ -48,7 +48,7 @@ def make_target_bundle(
     *,
     done: Callable[[int, int], None] = lambda step, steps: None,
     waiting: Callable[[], None] = lambda: None,
-    calibrate: bool = False,
+    calibrate: bool | None = None,
     bits: int = 8,
     remedy: str = REMEDY,
 ) -> TargetBundle:
@@ -57,8 +57,8 @@ def make_target_bundle(
     Work under way lies beside it. An interrupted conversion resumes there (one that failed starts again). Among several
     processes one works and the others wait. done(step, steps): called after every step. waiting(): called if another
     process is at work. bits: of its weights, one of BITS. calibrate: make a first copy, let it write some answers, and
-    round 8-bit weights again by the inputs that its layers read then; otherwise to nearest. 4 bits are always
-    calibrated. remedy: what to do if the folder cannot be written. Raises TargetBundleError.
+    round weights again by the inputs that its layers read then; otherwise to nearest; None: only 4 bits. remedy: what
+    to do if the folder cannot be written. Raises TargetBundleError.
     """
     aside = folder.with_name(f".{folder.name}.{source.identity}.partial")
     try:
@@ -67,7 +67,7 @@ def make_target_bundle(
             if not (folder / MANIFEST_FILE).is_file():
                 aside.mkdir(exist_ok=True)
                 lowering = _Lowering(source, max_positions, bits)
-                if bits == 4 or (calibrate and bits == 8):
+                if bits != 32 and (bits == 4 if calibrate is None else calibrate):
                     _write_calibrated(lowering, aside, done)
                 else:
                     lowering.write(aside, done)
