@@ -45,7 +45,6 @@ from edge_runtime.session.states import Writer
 from edge_runtime.session.timeouts import Patience, RoundTimer
 from edge_runtime.speed.arms import TreeArm
 from edge_runtime.speed.controller import Controller
-from edge_runtime.speed.pace import Pace
 from edge_runtime.speed.settled import Arm
 from edge_runtime.speed.tuning import LARGEST, Tuning
 from outrider_core.drafting.drafter import PROMPT_CHUNK, Draft, TreeShape
@@ -80,7 +79,7 @@ class Device:
     def __init__(self, arm: str, step: float) -> None:
         chain = arm.removeprefix("chain ") if arm.startswith("chain") else ""
         mode = None if arm == CHOSEN else Arm.STREAM if arm == "stream" else Arm.TREE
-        self.controller, self.timer = Controller(Pace(tree=TreeArm(step=step)), mode), RoundTimer()
+        self.controller, self.timer = Controller(tree=TreeArm(step=step), pinned=mode), RoundTimer()
         self.drafter, self.understudy = not chain, bool(chain) or arm == CHOSEN
         self.largest, self.shaping = TreeShape(depth=int(chain)) if chain else LARGEST, not chain
 

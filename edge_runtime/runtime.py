@@ -32,7 +32,6 @@ from edge_runtime.session.record import read_record, record_of, restore
 from edge_runtime.session.session import Session
 from edge_runtime.session.timeouts import Patience, RoundTimer
 from edge_runtime.speed.controller import Controller
-from edge_runtime.speed.pace import Pace
 from edge_runtime.speed.settled import Arm
 from edge_runtime.speed.tuning import Tuning
 from outrider_core.chat.api.constraints import constraint_of
@@ -82,7 +81,7 @@ class EdgeRuntime:
         reliable = server is not None and not isinstance(server, str) and server.reliable
         self.patience = options.patience or (UNHURRIED if reliable else Patience())
         self._timer = RoundTimer(math.inf, math.inf, math.inf) if reliable else RoundTimer()
-        self._shaping, self.controller = pinned.shaping, Controller(Pace(), Arm(pinned.mode) if pinned.mode else None)
+        self._shaping, self.controller = pinned.shaping, Controller(pinned=Arm(pinned.mode) if pinned.mode else None)
         self._ahead = False if reliable and pinned.ahead is None else pinned.ahead
         manifest = bundle.manifest
         engine, threads = options.engine, options.threads
@@ -91,7 +90,7 @@ class EdgeRuntime:
         self.drafter = Drafter.of(bundle, engine, options.lookup, pinned.row_cost)
         if manifest.has_drafter and server:
             with contextlib.suppress(Exception):  # an engine that fails ends an answer, and says why
-                self.controller.pace.tree.step = self.drafter.time_step()
+                self.controller.tree.step = self.drafter.time_step()
         hello = Hello(PROTOCOL_VERSION, manifest.target_hash, manifest.drafter_hash, "outrider-python")
         #: link events and finished drafter jobs
         self._inbox: asyncio.Queue[InboxEvent] = asyncio.Queue()
@@ -465,7 +464,7 @@ class EdgeRuntime:
         """Process events since the last answer; the link itself has their effects."""
         while not self._inbox.empty():
             if isinstance(event := self._inbox.get_nowait(), LinkUp):
-                self.controller.pace.linked(event.welcome, event.rtt)
+                self.controller.linked(event.welcome, event.rtt)
 
     def _begin(self, ids: list[int], sampling: Sampling, max_new: int, constraint: Constraint | None) -> Session:
         """Make a session for `ids`. The common prefix with the text before keeps its rows, here and on the verifier."""

@@ -22,7 +22,6 @@ import { type AnswerRecord, checkRecord, recordOf, restore, settingsOf } from ".
 import { Session } from "./session/session.js";
 import { PATIENCE, type Patience, RoundTimer } from "./session/timeouts.js";
 import { Controller } from "./speed/controller.js";
-import { Pace } from "./speed/pace.js";
 import type { Arm } from "./speed/settled.js";
 import { LARGEST, Tuning } from "./speed/tuning.js";
 
@@ -106,8 +105,8 @@ export class EdgeRuntime {
     const alone = server === null || wanted.writer === "device-only";
     this.policy = alone ? { ...wanted, writer: "device-only" } : wanted;
     this.patience = { ...PATIENCE, ...options.patience };
-    this.controller = new Controller(new Pace(), options.mode ?? null);
-    this.controller.pace.tree.step = drafter.started?.stepSeconds || null;
+    this.controller = new Controller(options.mode ?? null);
+    this.controller.tree.step = drafter.started?.stepSeconds || null;
     const { targetHash, drafterHash } = bundle.manifest;
     const client = "outrider-web";
     const protocol = PROTOCOL_VERSION;
@@ -126,7 +125,7 @@ export class EdgeRuntime {
 
   /** Seconds of a round trip as measured, without the verifier's own part; null before the first connection. */
   get roundTrip(): number | null {
-    return this.controller.pace.costs.rtt ?? this.greeted;
+    return this.controller.costs.rtt ?? this.greeted;
   }
 
   /** Whether there is a connection. */
@@ -326,7 +325,7 @@ export class EdgeRuntime {
   /** Process events since the last answer; the link itself has their effects. */
   private catchUp(): void {
     for (let event = this.inbox.take(); event; event = this.inbox.take()) {
-      if (event.type === "up") this.controller.pace.linked(event.welcome, event.rtt);
+      if (event.type === "up") this.controller.linked(event.welcome, event.rtt);
     }
   }
 

@@ -136,7 +136,7 @@ function tuningOf(arm: Arm): Tuning {
 
 test("a chain has the room that there is, and none of one token is asked for", () => {
   const tuning = tuningOf("chain");
-  const { chain } = tuning.pace;
+  const { chain } = tuning.controller;
   assert.equal(tuning.chain(64, 1, true), 0);
   assert.ok(chain.ready);
   assert.equal(tuning.chain(2, 64, true), 2);
@@ -163,7 +163,7 @@ test("an understudy that fails leaves comparing to the drafter", () => {
   assert.equal(compared(true), "chain");
   assert.equal(compared(true), null); // that one is under way
   tuning.understudyFailed();
-  assert.ok(!tuning.pace.chain.ready);
+  assert.ok(!tuning.controller.chain.ready);
   assert.equal(compared(false), "tree");
   tuning.understudyFailed();
   assert.equal(compared(false), null); // the drafter's still is
@@ -173,7 +173,7 @@ test("of a chain behind which the answer ended, the tokens before its end are ju
   const judged = (ended: boolean) => {
     const tuning = new Tuning();
     const judgements: number[][] = [];
-    tuning.pace.chain.verified = (...given) => judgements.push(given);
+    tuning.controller.chain.verified = (...given) => judgements.push(given);
     const settled: Settled = {
       ...{ arm: "chain", tree: TokenTree.chain([1, 2, 3, 4]), scores: [], afterOpen: false, askedFor: false },
       ...{ accepted: [0, 1], tokens: [1, 2, 7], wait: 0.1, engine: 0.001, queue: 0, ended, sameStep: false },

@@ -8,7 +8,6 @@ import { RowShape } from "../src/protocol/rows.js";
 import { Sampling } from "../src/protocol/sampling.js";
 import { TokenTree } from "../src/protocol/tree.js";
 import { Controller } from "../src/speed/controller.js";
-import { Pace } from "../src/speed/pace.js";
 import type { Settled } from "../src/speed/settled.js";
 import { Tuning } from "../src/speed/tuning.js";
 import { HashEngine } from "./hashEngine.js";
@@ -129,43 +128,45 @@ test("earlier texts are looked up and forgotten", () => {
   assert.deepEqual(whole.guess([]), { token: 77, rate: 0.82 }); // what it says itself is surer
 });
 
-test("pace measures and chooses as the vectors have it", () => {
-  const rows = read("pace");
+test("the controller measures and chooses as the vectors have it", () => {
+  const rows = read("controller");
   for (const row of rows) {
-    const pace = new Pace();
-    const controller = new Controller(pace, row.pinned);
+    const controller = new Controller(row.pinned);
     for (const [call, given, wanted] of row.steps) {
-      measure(pace, call, given);
-      const rates = pace.rates();
+      measure(controller, call, given);
+      const rates = controller.rates();
       assert.deepEqual([...rates.keys()].toSorted(), Object.keys(wanted.rates).toSorted());
       for (const [arm, rate] of rates) near(rate / wanted.rates[arm], 1, 1e-9, call);
-      if (wanted.gain === null) assert.equal(pace.tree.gain(pace.costs), null);
-      else near(pace.tree.gain(pace.costs)!, wanted.gain, 1e-9, call);
-      assert.equal(pace.chain.best(pace.costs).length, wanted.chain);
+      if (wanted.gain === null) assert.equal(controller.tree.gain(controller.costs), null);
+      else near(controller.tree.gain(controller.costs)!, wanted.gain, 1e-9, call);
+      assert.equal(controller.chain.best(controller.costs).length, wanted.chain);
       assert.deepEqual([controller.compares("tree"), controller.compares("chain")], wanted.compares);
-      assert.equal(pace.ahead.now, wanted.ahead);
-      assert.equal(pace.tree.worthDrafting(), wanted.drafting);
+      assert.equal(controller.ahead.now, wanted.ahead);
+      assert.equal(controller.tree.worthDrafting(), wanted.drafting);
       const [tokens, parents, scores] = wanted.tree;
-      assert.equal(pace.tree.worthSending(new TokenTree(tokens, parents), scores, pace.costs), wanted.nodes);
+      assert.equal(
+        controller.tree.worthSending(new TokenTree(tokens, parents), scores, controller.costs),
+        wanted.nodes,
+      );
       const arm = wanted.call === "choose" ? controller.choose() : controller.begin(wanted.call === "begin");
       assert.deepEqual([arm, controller.trial], [wanted.arm, wanted.trial]);
     }
   }
-  counted("pace", rows.length);
+  counted("controller", rows.length);
 });
 
-/** A pace that has met a verifier of this curve: tokens and microseconds in turn. */
-function linked(curve: readonly number[], queueUs = 0): Pace {
-  const pace = new Pace();
+/** A controller that has met a verifier of this curve: tokens and microseconds in turn. */
+function linked(curve: readonly number[], queueUs = 0): Controller {
+  const controller = new Controller();
   const costs = new Uint8Array(Uint32Array.from(curve).buffer);
-  pace.linked({ costs, streamTokens: 0, queueUs }, 0.01);
-  return pace;
+  controller.linked({ costs, streamTokens: 0, queueUs }, 0.01);
+  return controller;
 }
 
 test("a curve that falls to nothing leaves rates finite", () => {
-  const pace = linked([1, 100, 2, 50]);
-  pace.verified(TokenTree.chain([1, 2]), [-0.1, -0.2], 1, 0.02, 0.01, 0);
-  for (const rate of pace.rates().values()) assert.ok(rate > 0 && rate < 1e9);
+  const controller = linked([1, 100, 2, 50]);
+  controller.verified(TokenTree.chain([1, 2]), [-0.1, -0.2], 1, 0.02, 0.01, 0);
+  for (const rate of controller.rates().values()) assert.ok(rate > 0 && rate < 1e9);
 });
 
 test("a queue that was told is a guess, which a stream's first verdict replaces too", () => {
@@ -174,16 +175,16 @@ test("a queue that was told is a guess, which a stream's first verdict replaces 
     ...{ wait: 0.05, engine: 0.02, queue: 0.004, afterOpen: false, sameStep: false, askedFor: true },
   };
   for (const byStream of [false, true]) {
-    const pace = linked([1, 100], 2 ** 31);
-    const tuning = new Tuning(new Controller(pace));
+    const controller = linked([1, 100], 2 ** 31);
+    const tuning = new Tuning(controller);
     if (byStream) tuning.answered(first, 0);
-    else pace.verified(TokenTree.chain([1]), [], 1, 0.05, 0.02, 0.004);
-    near(pace.costs.queue, 0.004, 1e-9);
-    pace.costs.waited(0);
-    near(pace.costs.queue, 0.002, 1e-9);
+    else controller.verified(TokenTree.chain([1]), [], 1, 0.05, 0.02, 0.004);
+    near(controller.costs.queue, 0.004, 1e-9);
+    controller.costs.waited(0);
+    near(controller.costs.queue, 0.002, 1e-9);
     tuning.answered({ ...first, queue: 3, afterOpen: true }, 0); // its own prompt was read
     tuning.answered({ ...first, queue: 0, sameStep: true }, 0);
-    near(pace.costs.queue, 0.002, 1e-9);
+    near(controller.costs.queue, 0.002, 1e-9);
   }
 });
 
@@ -193,23 +194,23 @@ test("a path through a tree is known once the text has left it", () => {
   assert.deepEqual(paths, [null, null, [], [0, 2]]);
 });
 
-function measure(pace: Pace, call: string, given: Any[]): void {
+function measure(controller: Controller, call: string, given: Any[]): void {
   if (call === "linked") {
     const [costs, rtt, streamTokens, queueUs] = given;
-    pace.linked({ costs: fromHex(costs), streamTokens, queueUs }, rtt);
-  } else if (call === "drafted") pace.tree.drafted(given[0], given[1]);
-  else if (call === "streamed") pace.streamed(given[0], given[1], given[2], given[3]);
-  else if (call === "waited") pace.waited(given[0]);
-  else if (call === "prepared") pace.prepared();
-  else if (call === "chain_ready") pace.chain.ready = given[0];
-  else if (call === "chain_drafted") pace.chain.drafted(given[0], given[1]);
-  else if (call === "chain_verified") pace.chainVerified(given[0], given[1], given[2], given[3], given[4]);
-  else if (call === "compared") pace.chain.verified(given[0], given[1]);
+    controller.linked({ costs: fromHex(costs), streamTokens, queueUs }, rtt);
+  } else if (call === "drafted") controller.tree.drafted(given[0], given[1]);
+  else if (call === "streamed") controller.streamed(given[0], given[1], given[2], given[3]);
+  else if (call === "waited") controller.waited(given[0]);
+  else if (call === "prepared") controller.prepared();
+  else if (call === "chain_ready") controller.chain.ready = given[0];
+  else if (call === "chain_drafted") controller.chain.drafted(given[0], given[1]);
+  else if (call === "chain_verified") controller.chainVerified(given[0], given[1], given[2], given[3], given[4]);
+  else if (call === "compared") controller.chain.verified(given[0], given[1]);
   else if (call === "verified") {
-    pace.verified(new TokenTree(given[0], given[1]), given[2], given[3].length, given[4], given[5], given[6]);
+    controller.verified(new TokenTree(given[0], given[1]), given[2], given[3].length, given[4], given[5], given[6]);
   } else {
     assert.equal(call, "foreseen");
-    pace.foreseen(new TokenTree(given[0], given[1]), given[2], given[3].length, given[4]);
+    controller.foreseen(new TokenTree(given[0], given[1]), given[2], given[3].length, given[4]);
   }
 }
 

@@ -10,7 +10,6 @@ import { policy } from "../src/session/policy.js";
 import { Session } from "../src/session/session.js";
 import { RoundTimer } from "../src/session/timeouts.js";
 import { Controller } from "../src/speed/controller.js";
-import { Pace } from "../src/speed/pace.js";
 import { Tuning } from "../src/speed/tuning.js";
 import { type Any, constraint, counted, fields, fromHex, message, read, same, sampling } from "./vectors.js";
 
@@ -87,7 +86,7 @@ function tuningOf({ tuning, arm }: Any): Tuning {
     return new Tuning(new Controller(), { largest: treeShape({ nodes, depth, breadth, gain }), shaping });
   }
   const largest = treeShape({ nodes: 255, depth: 64 });
-  return new Tuning(new Controller(new Pace(), arm), { largest, shaping: false });
+  return new Tuning(new Controller(arm), { largest, shaping: false });
 }
 
 function callOf(session: Session, call: string, given: Any[]): Action[] {

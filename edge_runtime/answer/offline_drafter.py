@@ -19,7 +19,6 @@ import numpy as np
 
 from edge_runtime.speed.ahead import Ahead
 from edge_runtime.speed.controller import Controller
-from edge_runtime.speed.pace import Pace
 from edge_runtime.speed.settled import Arm
 from edge_runtime.speed.tuning import LARGEST
 from outrider_core.drafting.bundle import SERVER_HALF_FILE, UNDERSTUDY_FOLDER, Bundle
@@ -75,7 +74,7 @@ class OfflineDrafter:
         self._made = partial(Drafter.of, bundle, engine, lookup)
         self._drafter: Drafter | None = None  # made on first use
         self._timed: list[float] = []  # of TIMED_NODES, in turn
-        self.controller = Controller(Pace(ahead=Ahead(fixed=True)), mode)
+        self.controller = Controller(ahead=Ahead(fixed=True), pinned=mode)
         self._text: list[int] = []  # at the last step
         self._rows = 0  # number of its first tokens whose feature rows the drafter holds
         self._prompt_length = -1  # of the answer in progress
@@ -93,28 +92,28 @@ class OfflineDrafter:
 
         Empty if plain steps are faster, or once `cancelled`.
         """
-        pace = self.controller.pace
+        costs, trees = self.controller.costs, self.controller.tree
         if self.controller.pinned is Arm.STREAM or not self._has_timed(understudy):
             return TokenTree()
         mode = self._went_on(text, decoding.prompt_length)
         self._asked = _Step(len(text))
-        more = pace.costs.step(pace.tree.nodes) - pace.costs.step(0)
+        more = costs.step(trees.nodes) - costs.step(0)
         if mode is Arm.STREAM and not self.controller.compares(Arm.TREE, max(0.0, more)):
             return TokenTree()
         began, first = time.perf_counter(), self._step is None or not self._step.tree
         drafter = self._drafter = self._drafter or self._made()
         if not self._has_read(drafter, understudy, text, cancelled):
             return TokenTree()
-        nodes = min(self._shape.nodes, pace.tree.worth_drafting())
-        shape = replace(self._shape, nodes=nodes, gain=pace.tree.gain(pace.costs) or self._shape.gain)
+        nodes = min(self._shape.nodes, trees.worth_drafting())
+        shape = replace(self._shape, nodes=nodes, gain=trees.gain(costs) or self._shape.gain)
         draft = drafter.draft(text, decoding.sampling, shape, cancelled, decoding.rules)
         seconds = time.perf_counter() - began
-        tree = draft.tree.pruned(pace.tree.worth_sending(draft.tree, draft.scores, pace.costs), len(draft.tree))
-        pace.tree.drafted(seconds, draft.steps)
+        tree = draft.tree.pruned(trees.worth_sending(draft.tree, draft.scores, costs), len(draft.tree))
+        trees.drafted(seconds, draft.steps)
         if mode is Arm.TREE and first:
-            pace.prepared()
+            self.controller.prepared()
         elif mode is Arm.TREE:
-            pace.waited(seconds)
+            self.controller.waited(seconds)
         trial = seconds if mode is Arm.STREAM else None
         self._asked = _Step(len(text), tree, draft.scores[: len(tree)], trial)
         return tree
@@ -130,14 +129,14 @@ class OfflineDrafter:
 
     def _has_timed(self, understudy: Understudy) -> bool:
         """Return whether the understudy's step costs are known; otherwise time one more step."""
-        sizes, pace = len(TIMED_NODES), self.controller.pace
-        if pace.costs.curve is None and len(self._timed) < TIMES * sizes:
+        sizes, costs = len(TIMED_NODES), self.controller.costs
+        if costs.curve is None and len(self._timed) < TIMES * sizes:
             seconds = understudy.time_step(TIMED_NODES[len(self._timed) % sizes])
             self._timed.append(max(LEAST_SECONDS, seconds))
-        elif pace.costs.curve is None:
+        elif costs.curve is None:
             fastest = (min(self._timed[size::sizes]) for size in range(sizes))
-            pace.costs.curve = CostCurve(tuple(1 + nodes for nodes in TIMED_NODES), tuple(accumulate(fastest, max)))
-        return pace.costs.curve is not None
+            costs.curve = CostCurve(tuple(1 + nodes for nodes in TIMED_NODES), tuple(accumulate(fastest, max)))
+        return costs.curve is not None
 
     def _went_on(self, text: list[int], prompt_length: int) -> Arm:
         """Learn from the last step, if `text` continues it; return the mode of the next one."""
@@ -150,16 +149,16 @@ class OfflineDrafter:
         if step is None or prompt_length != self._prompt_length or not same == step.base < len(text):
             self._prompt_length, self._step = prompt_length, None
             return self.controller.begin()
-        pace = self.controller.pace
+        controller = self.controller
         path = step.tree.foreseen(text[step.base :]) or []
         if step.trial is not None:
-            pace.explorer.saved -= max(0.0, step.trial - pace.costs.exposed)  # the text had to be read
-            pace.foreseen(step.tree, step.scores, path, step.trial)
-            pace.costs.stepped(1 + len(step.tree), step.seconds)
+            controller.explorer.lost(step.trial - controller.costs.exposed)  # the text had to be read
+            controller.foreseen(step.tree, step.scores, path, step.trial)
+            controller.costs.stepped(1 + len(step.tree), step.seconds)
         elif step.tree:
-            pace.verified(step.tree, step.scores, path, step.seconds, step.seconds, 0.0)
+            controller.verified(step.tree, step.scores, path, step.seconds, step.seconds, 0.0)
         else:
-            pace.streamed(step.seconds, step.seconds, overdue=False)
+            controller.streamed(step.seconds, step.seconds, overdue=False)
         return self.controller.choose()
 
     def _has_read(

@@ -169,7 +169,7 @@ class Session:
             return [*self.verifier.wanted, *self.link_down(now, True)]
         actions: list[Action] = []
         if rtt is not None:
-            self.tuning.pace.linked(welcome, rtt)
+            self.tuning.controller.linked(welcome, rtt)
             if self.policy.target_first:
                 actions = self.set_arm(self.tuning.begin(), now)
         supported = self.verifier.link_up(welcome, now)

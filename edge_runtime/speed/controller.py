@@ -1,30 +1,111 @@
-"""Which arm writes: whichever promises most tokens per second, and now and then another one, to know what it brings."""
+"""What was measured of drafter, link and target, and which arm writes by it: whichever promises most tokens per second,
+and now and then another one, to know what it brings. Seconds throughout.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from math import inf
 
-from edge_runtime.speed.explorer import EVERY, best
-from edge_runtime.speed.pace import Pace
+from edge_runtime.speed.ahead import Ahead
+from edge_runtime.speed.arms import PRIOR_STEPS, ChainArm, StreamArm, TreeArm
+from edge_runtime.speed.cost_model import LEAST_SECONDS, CostModel, blend
+from edge_runtime.speed.explorer import EVERY, Explorer, best
 from edge_runtime.speed.settled import Arm
+from outrider_core.protocol.costs import unpack_costs
+from outrider_core.protocol.tree import TokenTree
+from outrider_core.protocol.wire import Welcome
 
 
 @dataclass
 class Controller:
-    """Chooses with hysteresis, from the measurements of `pace`. pinned: always this arm; trees and chains are one then.
+    """Measures one verifier, its link and the drafter, and chooses with hysteresis; it outlives answers. pinned: always
+    this arm; trees and chains are one then. trial: steps left of the one under way.
 
     While streaming, the device drafts trees and chains for comparison. While drafting trees, it knows a stream's time
     per token only from the verifier's curve, which may be wrong, and nothing of chains: so it tries them now and then.
     """
 
-    pace: Pace
+    costs: CostModel = field(default_factory=CostModel)
+    tree: TreeArm = field(default_factory=TreeArm)
+    chain: ChainArm = field(default_factory=ChainArm)
+    stream: StreamArm = field(default_factory=StreamArm)
+    ahead: Ahead = field(default_factory=Ahead)
+    explorer: Explorer = field(default_factory=Explorer)
     pinned: Arm | None = None
     arm: Arm = Arm.TREE
-    switches: int = 0
-    trial: int = 0  # steps left of the one under way
+    trial: int = 0
     _home: Arm = Arm.TREE  # the arm before it
     _better: int = 0  # steps in which another arm promised more
+    #: whether the round that ends with the next VERIFY drafts ahead, and the seconds that it took so far
+    _ending: tuple[bool, float] | None = None
+
+    # --- measurements ---
+
+    def linked(self, welcome: Welcome, rtt: float) -> None:
+        """A handshake took `rtt`. Another verifier has other costs; what was measured of the same one stays."""
+        curve = unpack_costs(welcome.costs)
+        self.costs = replace(self.costs, rtt=rtt)
+        if curve is None or curve != self.costs.curve:
+            drafting = PRIOR_STEPS * (self.tree.step or 0.0)
+            self.costs = CostModel(curve, rtt=rtt, queue=welcome.queue_us / 1e6, exposed=drafting)
+            self.stream, self.ahead, self._ending = StreamArm(), Ahead(fixed=self.ahead.fixed), None
+        self.stream.told(welcome.stream_tokens / 100)
+
+    def verified(
+        self, tree: TokenTree, scores: Sequence[float], path: Sequence[int], wait: float, engine: float, queue: float
+    ) -> None:
+        """A tree's verdict came after `wait`: `path` was accepted; engine, queue: the verifier's own part of it."""
+        self._ending = (self.ahead.now, max(LEAST_SECONDS, wait - queue)) if engine > 0 else None
+        self.explorer.passed(wait)
+        if not self.ahead.trial:
+            self.costs.measured(1 + len(tree), wait, engine, queue)
+        self.tree.learn(tree, scores, path)
+
+    def chain_verified(
+        self, tokens: int, accepted: int, wait: float, engine: float, queue: float, ended: bool = False
+    ) -> None:
+        """The verdict on a chain of `tokens` of the understudy came after `wait`: the first `accepted` were right.
+        ended: behind them the answer has ended, and nothing is known of the others."""
+        self._ending = None
+        self.explorer.passed(wait)
+        self.costs.measured(1 + tokens, wait, engine, queue)
+        self.chain.verified(accepted if ended else tokens, accepted)
+
+    def streamed(self, gap: float, engine: float, overdue: bool, same_step: bool = False) -> None:
+        """A streamed token came `gap` after the one before it.
+
+        same_step: it came of one step with the one before, as where the verifier foresees what the text repeats.
+        """
+        self._ending = None
+        if not overdue:
+            self.explorer.passed(gap)
+        if not same_step:  # that has told its time
+            self.costs.stepped(1, engine)
+        self.stream.came(gap, engine, overdue, same_step)
+
+    def foreseen(self, tree: TokenTree, scores: Sequence[float], path: Sequence[int], seconds: float) -> None:
+        """Of a tree drafted in `seconds` for comparison, `path` came true."""
+        self.tree.learn(tree, scores, path)
+        if not self.ahead.on:
+            self.costs.exposed = blend(self.costs.exposed, seconds)
+
+    def waited(self, exposed: float) -> None:
+        """`exposed` seconds passed between a verdict and the next VERIFY: a round ends."""
+        if not self.ahead.trial:
+            self.costs.exposed = blend(self.costs.exposed, exposed)
+        if self._ending is None:
+            return self.prepared()
+        ahead, seconds = self._ending
+        self._ending = None
+        return self.ahead.measured(ahead, seconds + exposed, self.explorer)
+
+    def prepared(self) -> None:
+        """What passed between a verdict and an answer's first tree, or the first behind a stream, is no round's."""
+        self._ending, self.ahead.trial = None, 0
+
+    # --- choices ---
 
     def begin(self, unknown: bool = True) -> Arm:
         """The arm of an answer. unknown: nothing tells of it yet; otherwise it goes on, on a new link. There is no
@@ -34,25 +115,22 @@ class Controller:
             return self.choose()
         home = self._home if self.trial else self.arm
         self.trial = self._better = 0
-        self.pace.forget_answer()
-        self.arm = best(self._rates(), home, margin=1.0)
-        self.switches += self.arm is not home
+        self.tree.tau, self.stream.first = self.tree.usual_tau, self.stream.usual
+        self.arm = best(self._allowed(), home, margin=1.0)
         return self.arm
 
     def choose(self) -> Arm:
         """After every verdict, a step."""
-        rates = self._rates()
+        rates = self._allowed()
         if self.trial:
             self.trial -= 1
             if not self.trial:
                 self._switch(best(rates, self._home))
-                self.switches += self.arm is not self._home
             return self.arm
         other = best(rates, self.arm)
         # a delayed token is followed by a burst: a stream is not left for a few of them
         self._better = self._better + 1 if other is not self.arm else 0
         if self._better >= (EVERY if self.arm is Arm.STREAM and self.arm in rates else 1):
-            self.switches += 1
             self._switch(other)
         elif self.arm is not Arm.STREAM:
             self._maybe_try(rates)
@@ -60,14 +138,23 @@ class Controller:
 
     def compares(self, arm: Arm, more: float = 0.0) -> bool:
         """Return whether to draft for `arm` beside the one in use. more: seconds that it costs besides drafting."""
-        rates, pace = self.pace.rates(), self.pace
         if self.arm is Arm.CHAIN:  # the drafter is idle
-            return pace.explorer.due(arm, 0.0, 1.0)
+            return self.explorer.due(arm, 0.0, 1.0)
+        rates = self.rates()
         behind = rates[self.arm] / rates[arm] if self.arm in rates and arm in rates else 1.0
-        return pace.explorer.due(arm, pace.costs.exposed + more, behind)
+        return self.explorer.due(arm, self.costs.exposed + more, behind)
 
-    def _rates(self) -> dict[Arm, float]:
-        rates = self.pace.rates()
+    def rates(self) -> dict[Arm, float]:
+        """Tokens per second of each arm of which anything is known."""
+        rates = {Arm.TREE: self.tree.rate(self.costs)}
+        if self.chain.known:
+            rates[Arm.CHAIN] = self.chain.best(self.costs)[1]
+        if stream := self.stream.rate(self.costs):
+            rates[Arm.STREAM] = stream
+        return rates
+
+    def _allowed(self) -> dict[Arm, float]:
+        rates = self.rates()
         if self.pinned is Arm.STREAM:
             return {Arm.STREAM: rates.get(Arm.STREAM, inf)}
         if self.pinned:
@@ -78,18 +165,16 @@ class Controller:
         self.arm, self._better = arm, 0
 
     def _maybe_try(self, rates: dict[Arm, float]) -> None:
-        """Try a stream for a few tokens, or one chain, if it is due."""
-        now, pace = rates[self.arm], self.pace
-        if self.arm is Arm.TREE and pace.chain.ready:
-            if Arm.CHAIN not in rates:
+        """Try one chain, or a stream for a few tokens, if it is due."""
+        costs, now = self.costs, rates[self.arm]
+        if self.arm is Arm.TREE and self.chain.ready:
+            chain = rates.get(Arm.CHAIN)
+            lost = costs.round(1) * max(0.0, 1 - chain / now) if chain else 0.0
+            if not chain or self.explorer.due(Arm.CHAIN, lost, now / chain):
                 return self._try(Arm.CHAIN, 1)
-            behind = now / rates[Arm.CHAIN]
-            if pace.explorer.due(Arm.CHAIN, pace.costs.round(1) * max(0.0, 1 - 1 / behind), behind):
-                return self._try(Arm.CHAIN, 1)
-        if Arm.STREAM in rates:
-            stream = rates[Arm.STREAM]
-            cost = pace.costs.round(0) - pace.costs.step(0) + EVERY * max(0.0, 1 / stream - 1 / now)
-            if pace.explorer.due(Arm.STREAM, cost, now / stream):
+        if stream := rates.get(Arm.STREAM):
+            lost = costs.round(0) - costs.step(0) + EVERY * max(0.0, 1 / stream - 1 / now)
+            if self.explorer.due(Arm.STREAM, lost, now / stream):
                 return self._try(Arm.STREAM, EVERY)
         return None
 

@@ -50,6 +50,12 @@ class CostModel:
         """Seconds of a round with a tree of `nodes` nodes."""
         return max(LEAST_SECONDS, self.exposed + self.between + self.step(nodes))
 
+    def measured(self, tokens: int, wait: float, engine: float, queue: float) -> None:
+        """A round with a step of `tokens` tokens took `wait`, without drafting; engine, queue: the verifier's part."""
+        self.stepped(tokens, engine)
+        self.rtt = blend(self.rtt, max(0.0, wait - engine - queue))
+        self.waited(queue)
+
     def waited(self, queue: float) -> None:
         """A request waited `queue` seconds in the verifier's queue."""
         self.queued += 1

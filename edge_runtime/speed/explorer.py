@@ -36,6 +36,10 @@ class Explorer:
         """A step took `seconds`."""
         self.saved += SHARE * seconds
 
+    def lost(self, seconds: float) -> None:
+        """What was explored took `seconds` more than its cost was said to be."""
+        self.saved -= max(0.0, seconds)
+
     def due(self, what: str, cost: float, behind: float) -> bool:
         """Return whether to explore `what` after this step. cost: seconds expected to be lost. behind: what is in use
         brings so many times as much."""

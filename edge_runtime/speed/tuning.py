@@ -1,7 +1,5 @@
-"""Choices for one answer, made from measurements: the arm, the tree's size, what else to draft.
-
-Pure: times are passed in. This module reports an answer's measurements to `edge_runtime.speed.pace`, which keeps and
-weighs them, and asks it for choices.
+"""One answer's part in the choices: what is measured of it goes to the controller, which keeps and weighs it; by that,
+the tree's size and what else to draft are chosen. Pure: times are passed in.
 """
 
 from __future__ import annotations
@@ -10,15 +8,12 @@ from dataclasses import dataclass, field, replace
 
 from edge_runtime.speed.arms import FIRST_TOKENS, MOST_TOKENS
 from edge_runtime.speed.controller import Controller
-from edge_runtime.speed.pace import Pace
 from edge_runtime.speed.settled import Arm, Settled
 from outrider_core.drafting.drafter import Draft, TreeShape
 from outrider_core.protocol.tree import MAX_NODES
 
 #: the largest trees where no others are asked for: as many nodes as a frame of 256 bytes holds
 LARGEST = TreeShape(nodes=48)
-
-
 #: nodes and levels of a tree, at most, and its gain as of `TreeShape`; None: that of the largest
 TreeSize = tuple[int, int, float | None]
 
@@ -31,13 +26,13 @@ class Tuning:
     on while a verdict is awaited; None: where it makes rounds shorter.
     """
 
-    controller: Controller = field(default_factory=lambda: Controller(Pace()))
+    controller: Controller = field(default_factory=Controller)
     largest: TreeShape = LARGEST
     shaping: bool = True
     ahead: bool | None = None
 
     def __post_init__(self) -> None:
-        self.pace.ahead.fixed = self.ahead is not None
+        self.controller.ahead.fixed = self.ahead is not None
         self._verdict_at: float | None = None  # the last one's time, until a tree is sent
         self._behind_tree = False  # it was on a tree; behind others, the drafter reads what is new to it
         self._comparing: Arm | None = None  # is being drafted for, for comparison
@@ -45,11 +40,7 @@ class Tuning:
         self._compared: tuple[Arm, Draft, int, float] | None = None
         self._untold = True  # what trees bring in this answer is known from others alone
         self._barren = False  # the understudy found nothing to draft in this answer
-        self.pace.chain.ready = False  # it has to read the text first
-
-    @property
-    def pace(self) -> Pace:
-        return self.controller.pace
+        self.controller.chain.ready = False  # it has to read the text first
 
     # --- what was measured ---
 
@@ -58,17 +49,17 @@ class Tuning:
         of a step: the drafter had to read first."""
         if arm is Arm.CHAIN:
             self._barren |= wanted and not draft.tree
-            self.pace.chain.drafted(draft.steps, seconds)
+            self.controller.chain.drafted(draft.steps, seconds)
         elif self._behind_tree:
-            self.pace.tree.drafted(seconds, draft.steps)
+            self.controller.tree.drafted(seconds, draft.steps)
 
     def asked(self, arm: Arm, now: float) -> None:
         """What was drafted was sent: since the last verdict, reading and drafting was all that happened."""
         if self._verdict_at is not None and arm is Arm.TREE:
             if self._behind_tree:
-                self.pace.waited(now - self._verdict_at)
+                self.controller.waited(now - self._verdict_at)
             else:
-                self.pace.prepared()
+                self.controller.prepared()
         self._verdict_at = None  # one that is sent again, behind an outage, tells nothing
 
     def answered(self, settled: Settled, now: float) -> None:
@@ -77,25 +68,25 @@ class Tuning:
         wait, engine, queue = settled.wait, settled.engine, settled.queue
         if settled.arm is Arm.STREAM and settled.asked_for:
             if not (settled.after_open or settled.same_step):  # the text was read first; it waited for nothing
-                self.pace.costs.waited(queue)
+                self.controller.costs.waited(queue)
         elif settled.arm is Arm.STREAM:
-            self.pace.streamed(wait, engine, settled.late, settled.same_step)
+            self.controller.streamed(wait, engine, settled.late, settled.same_step)
         elif settled.drafted:
             self._untold, self._behind_tree = False, settled.arm is Arm.TREE
             if settled.late:
                 return
             if settled.arm is Arm.CHAIN:
                 sent, accepted = len(settled.tree), len(settled.accepted)
-                self.pace.chain_verified(sent, accepted, wait, engine, queue, settled.ended)
+                self.controller.chain_verified(sent, accepted, wait, engine, queue, settled.ended)
             else:
-                self.pace.verified(settled.tree, settled.scores, settled.accepted, wait, engine, queue)
+                self.controller.verified(settled.tree, settled.scores, settled.accepted, wait, engine, queue)
 
     def compared(self, draft: Draft, base: int, seconds: float) -> None:
         """What was drafted for comparison, empty if it tells nothing, below the first `base` tokens, in `seconds`."""
         arm, self._comparing = self._comparing or Arm.TREE, None
         self._compared = (arm, draft, base, seconds) if draft.tree else None
         if arm is Arm.CHAIN:
-            self.pace.chain.drafted(draft.steps, seconds)
+            self.controller.chain.drafted(draft.steps, seconds)
 
     def committed(self, tokens: list[int]) -> None:
         """The text is `tokens` now. What came of the tree for comparison is measured once it is known."""
@@ -107,14 +98,14 @@ class Tuning:
         if path is None:
             return
         if arm is Arm.CHAIN:
-            self.pace.chain.verified(len(draft.tree), len(path))
+            self.controller.chain.verified(len(draft.tree), len(path))
         else:
-            self.pace.foreseen(draft.tree, draft.scores, path, seconds)
+            self.controller.foreseen(draft.tree, draft.scores, path, seconds)
         self._compared = None
 
     def understudy_failed(self) -> None:
         """It drafts nothing more, and not what was asked for."""
-        self.pace.chain.ready = False
+        self.controller.chain.ready = False
         if self._comparing is Arm.CHAIN:
             self._comparing = None
 
@@ -134,38 +125,43 @@ class Tuning:
         nodes, depth = min(self.largest.nodes, nodes), min(self.largest.depth, depth)
         if not self.shaping:
             return nodes, depth, None
-        return min(nodes, self.pace.tree.worth_drafting()), depth, self.pace.tree.gain(self.pace.costs)
+        return (
+            min(nodes, self.controller.tree.worth_drafting()),
+            depth,
+            self.controller.tree.gain(self.controller.costs),
+        )
 
     def chain(self, limit: int, room: int, ready: bool, alone: bool = False) -> int:
         """Tokens of the chain that the understudy is to draft next; 0: the drafter drafts a tree. limit: that the
         verifier takes. room: that the session has. ready: the understudy can draft. alone: there is no drafter. Where
         nothing is shaped, trees alone are drafted, or chains alone."""
         self._offer(ready)
-        chain, room = self.pace.chain, min(limit, room)
+        chain, room = self.controller.chain, min(limit, room)
         chain.most = limit
         if alone and ready and not self.shaping and not self._barren:
             return min(room, self.largest.depth, MOST_TOKENS) if room > 1 else 0
         if room < 2 or not chain.ready or self.controller.arm is not Arm.CHAIN:
             return 0
-        return min(room, FIRST_TOKENS if self.controller.trial else chain.best(self.pace.costs)[0])
+        return min(room, FIRST_TOKENS if self.controller.trial else chain.best(self.controller.costs)[0])
 
     def _offer(self, ready: bool) -> None:
         """Record whether chains are available. ready: the understudy can draft."""
-        self.pace.chain.ready = ready and self.shaping and not self._barren
+        self.controller.chain.ready = ready and self.shaping and not self._barren
 
     def worth_sending(self, arm: Arm, draft: Draft) -> Draft:
         """Return what of a draft is sent."""
         if arm is Arm.CHAIN:
             return draft
-        shaped = self.shaping
-        count = self.pace.tree.worth_sending(draft.tree, draft.scores, self.pace.costs) if shaped else len(draft.tree)
+        count, trees = len(draft.tree), self.controller.tree
+        if self.shaping:
+            count = trees.worth_sending(draft.tree, draft.scores, self.controller.costs)
         tree = draft.tree.pruned(count, MAX_NODES)
         return replace(draft, tree=tree, scores=draft.scores[: len(tree)])
 
     def drafts_ahead(self, arm: Arm) -> bool:
         """Whether to draft on while a verdict is awaited: on a chain of the understudy, that costs the drafter
         nothing."""
-        return (arm is Arm.CHAIN or self.pace.ahead.now) if self.ahead is None else self.ahead
+        return (arm is Arm.CHAIN or self.controller.ahead.now) if self.ahead is None else self.ahead
 
     def comparison(self, drafts: bool = False) -> tuple[Arm, TreeSize] | None:
         """What to draft for comparison beside a stream or a chain now, and its size; None: nothing. Where the arm is
@@ -174,7 +170,7 @@ class Tuning:
         if controller.pinned or self._comparing or controller.arm is Arm.TREE:
             return None
         self._offer(drafts)
-        if controller.arm is Arm.STREAM and self.pace.chain.ready and controller.compares(Arm.CHAIN):
+        if controller.arm is Arm.STREAM and self.controller.chain.ready and controller.compares(Arm.CHAIN):
             self._comparing = Arm.CHAIN
             return Arm.CHAIN, (FIRST_TOKENS, FIRST_TOKENS, None)
         if controller.compares(Arm.TREE):

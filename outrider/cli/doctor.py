@@ -29,7 +29,7 @@ from edge_runtime.link.websocket import Link
 from edge_runtime.options import RuntimeOptions
 from edge_runtime.runtime import EdgeRuntime
 from edge_runtime.speed.arms import TreeArm
-from edge_runtime.speed.pace import Pace
+from edge_runtime.speed.controller import Controller
 from outrider.cli.default_bundle import COPY_BYTES, REST_BYTES, find_default_bundle
 from outrider.cli.opening import CommandError
 from outrider.cli.terminal import printable
@@ -252,12 +252,12 @@ async def look_at_verifier(
     finally:
         task.cancel()
     welcome, rtt = event.welcome, statistics.median(rtts)
-    pace = Pace(tree=TreeArm(step=step))
-    pace.linked(welcome, rtt)
+    controller = Controller(tree=TreeArm(step=step))
+    controller.linked(welcome, rtt)
     computes = f", {welcome.arithmetic} arithmetic" if welcome.arithmetic else ""
     text = f"{welcome.server or 'a verifier'}: same target and drafter, context {welcome.max_context}{computes}"
     figures = {"server": welcome.server, "max_context": welcome.max_context, "budget": welcome.tree_budget}
-    found = [good("verifier", text, **figures, arithmetic=welcome.arithmetic), _round_trips(rtts, pace)]
+    found = [good("verifier", text, **figures, arithmetic=welcome.arithmetic), _round_trips(rtts, controller)]
     if others:
         advice = "the operator should serve one target in one arithmetic there; an answer that moves waits for its own"
         found.append(Finding("replicas", "warning", f"verifiers that differ answer at this address: {others}", advice))
@@ -312,15 +312,15 @@ def _refusal(event: LinkEvent) -> Finding:
     return Finding("verifier", "bad", text, advice)
 
 
-def _round_trips(rtts: list[float], pace: Pace) -> Finding:
+def _round_trips(rtts: list[float], controller: Controller) -> Finding:
     rtt, worst = statistics.median(rtts), max(rtts)
     figures: dict[str, Any] = {"rtt_ms": round(1000 * rtt, 1), "rtt_ms_worst": round(1000 * worst, 1)}
     text = f"{1000 * rtt:.0f} ms, {1000 * worst:.0f} at worst"
-    stream = pace.stream.rate(pace.costs)
+    stream = controller.stream.rate(controller.costs)
     if stream is not None:
-        trees = pace.tree.rate(pace.costs)
+        trees = controller.tree.rate(controller.costs)
         figures |= {"tree_tokens_per_second": round(trees, 1), "stream_tokens_per_second": round(stream, 1)}
-        text += f"; at {pace.tree.tau:g} tokens a tree that is about {trees:.0f} tokens/s by trees"
+        text += f"; at {controller.tree.tau:g} tokens a tree that is about {trees:.0f} tokens/s by trees"
         text += f", {stream:.0f} by streaming"
     return good("round trip", text, **figures)
 

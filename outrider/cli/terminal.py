@@ -122,11 +122,11 @@ class Screen:
             words = f"{words} ({self.writer})"
         parts = [words, printable(self.why)] if self.why else [words]
         controller = self.runtime.controller
-        if self.runtime.link and controller.pace.costs.rtt and not self.local:
-            parts.append(f"{1000 * controller.pace.costs.rtt:.0f} ms away")
+        if self.runtime.link and controller.costs.rtt and not self.local:
+            parts.append(f"{1000 * controller.costs.rtt:.0f} ms away")
         if self.tokens:
             parts.append(f"{self.tokens / (time.monotonic() - self.began):.0f} tokens/s")
-            parts.append("streaming" if controller.arm == "stream" else f"{controller.pace.tree.tau:.1f} tokens a tree")
+            parts.append("streaming" if controller.arm == "stream" else f"{controller.tree.tau:.1f} tokens a tree")
         return Text(f"{mark} " + " · ".join(parts), style=style, no_wrap=True, overflow="ellipsis")
 
 

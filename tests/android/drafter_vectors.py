@@ -1,4 +1,4 @@
-"""Vectors of the drafter, over an engine that every port can write down, and of the pace."""
+"""Vectors of the drafter, over an engine that every port can write down, and of the controller."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import msgspec
 import numpy as np
 
 from edge_runtime.speed.controller import Controller
-from edge_runtime.speed.pace import Pace
 from edge_runtime.speed.settled import Arm
 from outrider_core.drafting.drafter import Draft, Drafter, TreeShape
 from outrider_core.drafting.engines import Floats, Ints
@@ -206,7 +205,7 @@ def flat(rows: Floats) -> list[float]:
     return [float(value) for value in rows.ravel()]
 
 
-def pace_vectors() -> list[dict[str, Any]]:
+def controller_vectors() -> list[dict[str, Any]]:
     """Measurements one after another, and what follows from each."""
     return [
         *(measured(number) for number in range(12)),
@@ -219,8 +218,7 @@ def pace_vectors() -> list[dict[str, Any]]:
 def measured(number: int) -> dict[str, Any]:
     """Anything may happen."""
     rng = random.Random(number)
-    pace = Pace()
-    controller = Controller(pace, rng.choice([None, None, None, Arm.TREE, Arm.STREAM]))
+    controller = Controller(pinned=rng.choice([None, None, None, Arm.TREE, Arm.STREAM]))
     curve = CostCurve((1, 16, 64), (0.02, 0.03, 0.08))
     steps: list[list[Any]] = []
     for _ in range(40):
@@ -230,28 +228,28 @@ def measured(number: int) -> dict[str, Any]:
         arguments: list[Any]
         if call == "linked":
             told = rng.choice([0, 60, 100, 275]), rng.choice([0, 4_500])
-            arguments = link(pace, rng.choice([b"", curve.pack()]), rng.uniform(0, 0.3), *told)
+            arguments = link(controller, rng.choice([b"", curve.pack()]), rng.uniform(0, 0.3), *told)
         elif call == "drafted":
             arguments = [rng.uniform(0, 0.1), rng.randrange(4)]
-            pace.tree.drafted(*arguments)
+            controller.tree.drafted(*arguments)
         elif call == "verified":
             path = tree.path(rng.choice([ROOT, *range(len(tree))]))
             sent = scores if rng.random() < 0.8 else []
             arguments = [*shape, sent, path, rng.uniform(0, 0.5), rng.choice([0, 0.03]), rng.uniform(0, 0.02)]
-            pace.verified(tree, *arguments[2:])
+            controller.verified(tree, *arguments[2:])
         elif call == "streamed":
             arguments = [rng.choice([0, rng.uniform(0, 0.2)]), rng.choice([0, 0.02, 0.04])]
             arguments += [rng.random() < 0.2, rng.random() < 0.3]
-            pace.streamed(*arguments)
+            controller.streamed(*arguments)
         elif call == "foreseen":
             arguments = [*shape, scores, tree.path(rng.choice([ROOT, *range(len(tree))])), rng.uniform(0, 0.1)]
-            pace.foreseen(tree, *arguments[2:])
+            controller.foreseen(tree, *arguments[2:])
         elif call == "waited":
             arguments = [rng.uniform(0, 0.05)]
-            pace.waited(*arguments)
+            controller.waited(*arguments)
         else:
             arguments = []
-            pace.prepared()
+            controller.prepared()
         choice = rng.choice(["begin", "go_on", "choose", "choose", "choose"])
         steps.append([call, arguments, what_follows(controller, tree, scores, choice)])
     return {"pinned": controller.pinned, "steps": steps}
@@ -260,43 +258,41 @@ def measured(number: int) -> dict[str, Any]:
 def steady(number: int) -> dict[str, Any]:
     """A link on which streams are tried; in every other run they turn out to be the faster mode."""
     rng, tree = random.Random(number), TokenTree.chain([1, 2, 3])
-    pace = Pace()
-    controller = Controller(pace)
+    controller = Controller()
     costs = CostCurve((1, 16, 64), (0.03, 0.03, 0.08)).pack()
-    steps = [["linked", link(pace, costs, 0.001), what_follows(controller, tree, [], "begin")]]
+    steps = [["linked", link(controller, costs, 0.001), what_follows(controller, tree, [], "begin")]]
     for _ in range(60):
         arguments: list[Any]
         if controller.arm is Arm.TREE:
             call, path = "verified", [0] if rng.random() < 0.1 else []
             arguments = [list(tree.tokens), list(tree.parents), [], path, rng.uniform(0.03, 0.035), 0.03, 0.0]
-            pace.verified(tree, *arguments[2:])
+            controller.verified(tree, *arguments[2:])
         else:
             call, arguments = "streamed", [rng.uniform(0.01, 0.02) * (1 + 2 * (number % 2)), 0.01, False, False]
-            pace.streamed(*arguments)
+            controller.streamed(*arguments)
         steps.append([call, arguments, what_follows(controller, tree, [], "choose")])
     return {"pinned": None, "steps": steps}
 
 
 def tried_ahead(slowed: float) -> dict[str, Any]:
     """Rounds where drafting ahead is tried; it makes a step `slowed` times as long. At last another verifier."""
-    tree, pace = TokenTree.chain([1, 2, 3]), Pace()
-    controller, steps = Controller(pace, Arm.TREE), list[list[Any]]()
+    tree, controller, steps = TokenTree.chain([1, 2, 3]), Controller(pinned=Arm.TREE), list[list[Any]]()
     follows = lambda: what_follows(controller, tree, [], "choose")  # noqa: E731
     for first in (0.01, 0.02):
         curve = CostCurve((1, 16, 64), (first, 0.03, 0.08))
-        steps.append(["linked", link(pace, curve.pack(), 0.001), follows()])
+        steps.append(["linked", link(controller, curve.pack(), 0.001), follows()])
         for number in range(60):
-            drafts = pace.ahead.now
+            drafts = controller.ahead.now
             engine = curve.at(4) * (slowed if drafts else 1.0)
             claimed = 9.0 if number == 30 else 0.0  # more than passed
             verified = [[], [0], engine + 0.001, 0.0 if number == 9 else engine, claimed]
-            pace.verified(tree, *verified)
+            controller.verified(tree, *verified)
             steps.append(["verified", [list(tree.tokens), list(tree.parents), *verified], follows()])
             drafted = [0.01, 4]
-            pace.tree.drafted(*drafted)
+            controller.tree.drafted(*drafted)
             steps.append(["drafted", drafted, follows()])
             waited = [0.004 if drafts else 0.01]
-            pace.waited(*waited)
+            controller.waited(*waited)
             steps.append(["waited", waited, follows()])
     return {"pinned": controller.pinned, "steps": steps}
 
@@ -304,50 +300,49 @@ def tried_ahead(slowed: float) -> dict[str, Any]:
 def drafting_understudy(number: int) -> dict[str, Any]:
     """An understudy that is ready, or is not any more, drafts chains that come true or do not."""
     rng, tree = random.Random(number), TokenTree.chain([1, 2, 3])
-    pace = Pace()
-    controller = Controller(pace)
+    controller = Controller()
     costs = CostCurve((1, 16, 64), (0.05, 0.06, 0.08)).pack()
-    steps = [["linked", link(pace, costs, 0.02), what_follows(controller, tree, [], "begin")]]
+    steps = [["linked", link(controller, costs, 0.02), what_follows(controller, tree, [], "begin")]]
     right = rng.uniform(0.4, 1.0)
     for _ in range(60):
         call = rng.choice(["chain_ready", "chain_drafted", "chain_verified", "chain_verified", "verified", "compared"])
         arguments: list[Any]
         if call == "chain_ready":
             arguments = [rng.random() < 0.9]
-            (pace.chain.ready,) = arguments
+            (controller.chain.ready,) = arguments
         elif call == "chain_drafted":
             arguments = [rng.randrange(5), rng.uniform(0.0, 0.1)]
-            pace.chain.drafted(*arguments)
+            controller.chain.drafted(*arguments)
         elif call == "chain_verified":
             tokens = rng.randrange(1, 17)
             accepted = next((place for place in range(tokens) if rng.random() > right), tokens)
             arguments = [tokens, accepted, rng.uniform(0.05, 0.1), rng.choice([0, 0.05]), rng.uniform(0, 0.01)]
-            pace.chain_verified(*arguments)
+            controller.chain_verified(*arguments)
         elif call == "compared":
             arguments = [rng.randrange(1, 17), rng.randrange(17)]
-            pace.chain.verified(*arguments)
+            controller.chain.verified(*arguments)
         else:
             arguments = [list(tree.tokens), list(tree.parents), [], [0][: rng.randrange(2)], 0.08, 0.055, 0.0]
-            pace.verified(tree, *arguments[2:])
+            controller.verified(tree, *arguments[2:])
         steps.append([call, arguments, what_follows(controller, tree, [], "choose")])
     return {"pinned": None, "steps": steps}
 
 
-def link(pace: Pace, costs: bytes, rtt: float, stream_tokens: int = 0, queue_us: int = 0) -> list[Any]:
+def link(controller: Controller, costs: bytes, rtt: float, stream_tokens: int = 0, queue_us: int = 0) -> list[Any]:
     told = {"stream_tokens": stream_tokens, "queue_us": queue_us}
-    pace.linked(Welcome(1, "t", "d", 9, 9, 9, 9, "", costs, **told), rtt)
+    controller.linked(Welcome(1, "t", "d", 9, 9, 9, 9, "", costs, **told), rtt)
     return [costs.hex(), rtt, stream_tokens, queue_us]
 
 
 def what_follows(controller: Controller, tree: TokenTree, scores: list[float], choice: str) -> dict[str, Any]:
-    pace = controller.pace
     calls = {"begin": controller.begin, "go_on": lambda: controller.begin(unknown=False), "choose": controller.choose}
     return {
-        "rates": pace.rates(), "gain": pace.tree.gain(pace.costs), "chain": pace.chain.best(pace.costs)[0],
+        "rates": controller.rates(), "gain": controller.tree.gain(controller.costs),
+        "chain": controller.chain.best(controller.costs)[0],
         "compares": [controller.compares(Arm.TREE), controller.compares(Arm.CHAIN)],
-        "ahead": pace.ahead.now, "drafting": pace.tree.worth_drafting(),
+        "ahead": controller.ahead.now, "drafting": controller.tree.worth_drafting(),
         "tree": [list(tree.tokens), list(tree.parents), scores],
-        "nodes": pace.tree.worth_sending(tree, scores, pace.costs),
+        "nodes": controller.tree.worth_sending(tree, scores, controller.costs),
         "call": choice, "arm": calls[choice](), "trial": controller.trial,
     }  # fmt: skip
 

@@ -17,7 +17,7 @@ import outrider_core.protocol
 from outrider_core.protocol.costs import CostCurve, unpack_costs
 from outrider_core.protocol.rows import RowShape, pack_rows, unpack_rows
 from outrider_core.protocol.sampling import Sampling, draw, log_probs
-from tests.android.drafter_vectors import drafter_vectors, pace_vectors, row_cost_vectors
+from tests.android.drafter_vectors import controller_vectors, drafter_vectors, row_cost_vectors
 from tests.android.form_vectors import amount_vectors, constraint_vectors, tool_chat_vectors
 from tests.android.text_vectors import (
     boundary_vectors,
@@ -93,7 +93,7 @@ MAKERS: dict[str, Callable[[], list[dict[str, Any]]]] = {
     "boundary": boundary_vectors,
     "drafter": drafter_vectors,
     "row_cost": row_cost_vectors,
-    "pace": pace_vectors,
+    "controller": controller_vectors,
     "constraints": constraint_vectors,
     "amounts": amount_vectors,
     "tool_chats": tool_chat_vectors,

@@ -133,8 +133,8 @@ def test_a_streams_gap_is_without_the_round_trip(folders: Folders, bundle: Bundl
             ) as runtime,
         ):
             await run_with(runtime)
-            pace = runtime.controller.pace
-            return pace.stream.tokens and 1 / (pace.stream.rate(pace.costs) or 1e-9)
+            controller = runtime.controller
+            return controller.stream.tokens and 1 / (controller.stream.rate(controller.costs) or 1e-9)
 
     with serve(make_verifier(folders)) as address:
         gap = asyncio.run(run(address))
@@ -309,7 +309,7 @@ def test_a_link_that_came_up_before_the_answer_is_known_to_it(folders: Folders, 
             while not (runtime.link and runtime.link.welcome):
                 await asyncio.sleep(0.02)
             end, _, _ = await run_with(runtime)
-            return runtime.controller.pace.costs.rtt, runtime.controller.pace.costs.curve is not None, end.stats.rounds
+            return runtime.controller.costs.rtt, runtime.controller.costs.curve is not None, end.stats.rounds
 
     verifier = make_verifier(folders)
     verifier.calibrate()

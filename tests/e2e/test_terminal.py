@@ -29,7 +29,6 @@ from benchmarks.links import EmulatedLink
 from edge_runtime.events import LinkState, Provisional, RolledBack, Verified
 from edge_runtime.speed.controller import Controller
 from edge_runtime.speed.cost_model import CostModel
-from edge_runtime.speed.pace import Pace
 from outrider.cli import main as front_door
 from outrider.cli.chat import COMMANDS
 from outrider.cli.journal import Journal
@@ -47,8 +46,8 @@ Folders = tuple[Path, Path, Path]
 
 
 def screen_of(local: bool = False) -> Screen:
-    pace = Pace(CostModel(rtt=0.062))
-    return Screen(SimpleNamespace(controller=Controller(pace), link=object()), local)  # type: ignore[arg-type]
+    controller = Controller(CostModel(rtt=0.062))
+    return Screen(SimpleNamespace(controller=controller, link=object()), local)  # type: ignore[arg-type]
 
 
 def painted(screen: Screen) -> str:

@@ -16,7 +16,6 @@ from edge_runtime.speed.arms import FIRST_TOKENS, MOST_TOKENS, ChainArm, StreamA
 from edge_runtime.speed.controller import Controller
 from edge_runtime.speed.cost_model import CostModel
 from edge_runtime.speed.explorer import EVERY
-from edge_runtime.speed.pace import Pace
 from edge_runtime.speed.settled import Arm
 from edge_runtime.speed.tuning import Tuning
 from outrider_core.drafting.drafter import Draft
@@ -74,45 +73,47 @@ def test_what_came_of_chains_is_learned() -> None:
     assert chains.token == pytest.approx(0.02)
 
 
-def paced(token: float, right: float = 0.9, tau: float = 2.5) -> Pace:
+def paced(token: float, right: float = 0.9, tau: float = 2.5, arm: Arm = Arm.TREE) -> Controller:
     """Of a link of 30 ms to a target of 60 ms a step."""
     costs = CostModel(CURVE, rtt=0.03, exposed=0.01)
-    return Pace(costs, TreeArm(tau, tau), known(token, right), StreamArm(rest=0.002))
+    return Controller(costs, TreeArm(tau, tau), known(token, right), StreamArm(rest=0.002), arm=arm)
 
 
 def test_chains_are_drafted_where_they_are_faster() -> None:
-    def drafted(pace: Pace, arm: Arm = Arm.TREE) -> int:
-        tuning = Tuning(Controller(pace, arm=arm))
+    def drafted(controller: Controller) -> int:
+        tuning = Tuning(controller)
         tuning.choose(drafts=True)
         return tuning.chain(64, 64, ready=True)
 
     assert drafted(paced(0.01)) > FIRST_TOKENS and drafted(paced(0.2)) == 0
     assert paced(0.01).rates()[Arm.CHAIN] > 1.5 * paced(0.01).rates()[Arm.TREE]
-    tuning = Tuning(Controller(paced(0.01), arm=Arm.CHAIN))
+    tuning = Tuning(paced(0.01, arm=Arm.CHAIN))
     tuning.choose(drafts=False)
     assert tuning.controller.arm is not Arm.CHAIN and tuning.chain(64, 64, ready=False) == 0
 
 
 def test_the_margin_keeps_whoever_drafts() -> None:
-    pace = paced(0.02)
-    pace.tree.tau = pace.chain.best(pace.costs)[1] * pace.costs.round(pace.tree.nodes)  # as fast as chains
-    assert [Controller(pace, arm=arm).choose() for arm in (Arm.CHAIN, Arm.TREE)] == [Arm.CHAIN, Arm.TREE]
+    for arm in (Arm.CHAIN, Arm.TREE):
+        controller = paced(0.02, arm=arm)
+        chains = controller.chain.best(controller.costs)[1]
+        controller.tree.tau = chains * controller.costs.round(controller.tree.nodes)  # as fast as chains
+        assert controller.choose() is arm
 
 
 def test_a_stream_is_left_for_chains_where_trees_are_slower() -> None:
-    pace = paced(0.01, tau=1.2)
-    controller = Controller(pace, arm=Arm.STREAM)
-    rates = pace.rates()
+    controller = paced(0.01, tau=1.2)
+    controller.arm = Arm.STREAM
+    rates = controller.rates()
     assert rates[Arm.TREE] < rates[Arm.STREAM] < rates[Arm.CHAIN]
     assert [controller.choose() for _ in range(EVERY)] == [Arm.STREAM] * (EVERY - 1) + [Arm.CHAIN]
 
 
 def test_a_chain_is_no_measurement_of_trees() -> None:
-    pace = paced(0.01)
-    before = replace(pace.tree), pace.costs.exposed
-    pace.chain_verified(4, 2, 0.1, 0.065, 0.0)
-    assert (pace.tree, pace.costs.exposed) == before
-    assert pace.costs.rtt == pytest.approx(0.8 * 0.03 + 0.2 * 0.035)
+    controller = paced(0.01)
+    before = replace(controller.tree), controller.costs.exposed
+    controller.chain_verified(4, 2, 0.1, 0.065, 0.0)
+    assert (controller.tree, controller.costs.exposed) == before
+    assert controller.costs.rtt == pytest.approx(0.8 * 0.03 + 0.2 * 0.035)
 
 
 def drafting_world(**options: bool) -> World:
@@ -146,21 +147,21 @@ def test_a_session_sends_a_chain_and_goes_on_with_it_while_it_waits() -> None:
     assert [type(action).__name__ for action in actions] == ["Send", "DraftAhead"]
     assert isinstance(actions[0], Send) and isinstance(actions[0].message, Verify)
     assert session.drafts_ahead is Writer.UNDERSTUDY
-    assert session.tuning.pace.chain.token == pytest.approx(0.01)
+    assert session.tuning.controller.chain.token == pytest.approx(0.01)
 
 
 def test_a_tree_is_drafted_where_the_understudy_fails_or_nothing_is_shaped() -> None:
     world = drafting_world()
     until(world, DraftChain)
     world.fail()
-    assert isinstance(world.jobs[0], DraftTree) and not world.session.tuning.pace.chain.ready
+    assert isinstance(world.jobs[0], DraftTree) and not world.session.tuning.controller.chain.ready
     world = drafting_world(shaping=False)
     until(world, DraftTree)
-    assert not world.session.tuning.pace.chain.ready
+    assert not world.session.tuning.controller.chain.ready
 
 
 def test_trees_are_drafted_beside_chains_now_and_then() -> None:
-    tuning = Tuning(Controller(paced(0.01), arm=Arm.CHAIN))
+    tuning = Tuning(paced(0.01, arm=Arm.CHAIN))
     came = list[bool]()
     for _ in range(3 * EVERY):
         size = tuning.comparison(drafts=True)
@@ -170,27 +171,27 @@ def test_trees_are_drafted_beside_chains_now_and_then() -> None:
             assert tuning.comparison(drafts=True) is None  # that one is under way
             tuning.compared(Draft(TokenTree.chain([3]), (-0.1,)), 2, 0.01)
             tuning.committed([1, 2, 3, 4])
-    assert came.count(True) == 3 and tuning.pace.tree.trees == 3
+    assert came.count(True) == 3 and tuning.controller.tree.trees == 3
 
 
 def test_chains_and_trees_are_drafted_beside_a_stream() -> None:
-    tuning = Tuning(Controller(paced(0.01), arm=Arm.STREAM))
+    tuning = Tuning(paced(0.01, arm=Arm.STREAM))
     arms = list[Arm]()
     for _ in range(200):
-        tuning.pace.streamed(0.06, 0.06, overdue=False)
+        tuning.controller.streamed(0.06, 0.06, overdue=False)
         if asked := tuning.comparison(drafts=True):
             arms.append(asked[0])
             tuning.compared(CHAIN if asked[0] is Arm.CHAIN else Draft(TokenTree.chain([1]), (-0.1,)), 2, 0.03)
             tuning.committed([1, 2, 1, 2, 9])
     assert arms[0] is Arm.CHAIN and arms.count(Arm.TREE) >= 1 and arms.count(Arm.CHAIN) >= 2
-    assert tuning.pace.tree.trees == arms.count(Arm.TREE)
+    assert tuning.controller.tree.trees == arms.count(Arm.TREE)
 
 
 def test_nothing_is_known_of_a_chain_behind_the_answers_end() -> None:
-    pace = paced(0.01)
-    judged, step = pace.chain.judged, pace.costs.step(4)
-    pace.chain_verified(4, 0, 0.1, CURVE.at(5), 0.0, ended=True)
-    assert pace.chain.judged == judged and pace.costs.step(4) == pytest.approx(step)
+    controller = paced(0.01)
+    judged, step = controller.chain.judged, controller.costs.step(4)
+    controller.chain_verified(4, 0, 0.1, CURVE.at(5), 0.0, ended=True)
+    assert controller.chain.judged == judged and controller.costs.step(4) == pytest.approx(step)
 
 
 def test_an_understudy_that_finds_nothing_is_not_asked_again_in_this_answer() -> None:
@@ -208,9 +209,9 @@ def test_an_understudy_that_finds_nothing_is_not_asked_again_in_this_answer() ->
 
 
 def test_a_chain_is_no_longer_than_the_verifier_takes() -> None:
-    pace = paced(0.005, 0.95)
-    tuning = Tuning(Controller(pace, arm=Arm.CHAIN))
+    controller = paced(0.005, 0.95, arm=Arm.CHAIN)
+    tuning = Tuning(controller)
     assert tuning.chain(64, 64, True) > 8
-    free = pace.rates()[Arm.CHAIN]
-    assert tuning.chain(4, 64, True) == 4 and pace.rates()[Arm.CHAIN] < free
+    free = controller.rates()[Arm.CHAIN]
+    assert tuning.chain(4, 64, True) == 4 and controller.rates()[Arm.CHAIN] < free
     assert tuning.chain(64, 3, True) == 3 and tuning.chain(64, 1, True) == 0

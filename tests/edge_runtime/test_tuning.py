@@ -12,7 +12,6 @@ from edge_runtime.session.verifier import VerifierState
 from edge_runtime.speed.arms import TreeArm
 from edge_runtime.speed.controller import Controller
 from edge_runtime.speed.explorer import EVERY
-from edge_runtime.speed.pace import Pace
 from edge_runtime.speed.settled import Arm, Settled
 from edge_runtime.speed.tuning import Tuning
 from outrider_core.drafting.drafter import Draft
@@ -41,7 +40,7 @@ def test_a_session_begins_in_the_faster_mode() -> None:
 def test_the_time_to_a_streams_first_token_is_no_gap() -> None:
     """It had to be asked for: after a verdict on a tree, too."""
     world = streaming_world(0.0001)
-    pace, controller = world.session.tuning.pace, world.session.tuning.controller
+    controller = world.session.tuning.controller
     while world.session.stats.rounds < 1:
         world.run_job()
         world.deliver()
@@ -51,15 +50,17 @@ def test_the_time_to_a_streams_first_token_is_no_gap() -> None:
         world.deliver()
     world.now += 5.0
     world.deliver()
-    assert world.session.stats.streamed == 1 and pace.stream.tokens == 0
+    assert world.session.stats.streamed == 1 and controller.stream.tokens == 0
     world.deliver()
-    assert pace.stream.tokens == 1 and 1 / (pace.stream.rate(pace.costs) or 0) == pytest.approx(0.022, rel=0.01)
+    assert controller.stream.tokens == 1 and 1 / (controller.stream.rate(controller.costs) or 0) == pytest.approx(
+        0.022, rel=0.01
+    )
 
 
 def test_what_is_read_before_a_first_tree_is_no_part_of_a_round() -> None:
     """A long prompt, or what was streamed meanwhile, takes the drafter longer than what a round adds."""
     world = streaming_world(0.0001)
-    session, pace = world.session, world.session.tuning.pace
+    session, controller = world.session, world.session.tuning.controller
 
     def round_after(seconds: float) -> None:
         world.now += seconds
@@ -68,9 +69,9 @@ def test_what_is_read_before_a_first_tree_is_no_part_of_a_round() -> None:
 
     while session.stats.rounds < 2:  # the first came with the prompt
         round_after(3.0)
-    assert pace.costs.exposed == 0.0
+    assert controller.costs.exposed == 0.0
     round_after(0.5)
-    assert pace.costs.exposed == pytest.approx(0.2 * 0.5, rel=0.05)
+    assert controller.costs.exposed == pytest.approx(0.2 * 0.5, rel=0.05)
     session.tuning.controller.pinned = Arm.STREAM
     while session.arm is Arm.TREE or session.stats.streamed < 3:
         world.run_job()
@@ -79,17 +80,17 @@ def test_what_is_read_before_a_first_tree_is_no_part_of_a_round() -> None:
     while session.arm is Arm.STREAM:
         world.deliver()
     rounds = session.stats.rounds
-    before = pace.costs.exposed
+    before = controller.costs.exposed
     while session.stats.rounds == rounds:
         round_after(3.0)
-    assert pace.costs.exposed == before
+    assert controller.costs.exposed == before
 
 
 def test_a_verdict_that_a_suspended_device_reads_late_tells_nothing_of_the_link() -> None:
     """It may be read before the clock ticks, so that nothing was given up yet."""
     tuning, verifier = Tuning(), verifier_state()
-    pace, curve = tuning.pace, CostCurve((1, 64), (0.02, 0.021))
-    pace.linked(Welcome(1, "t", "d", 9, 9, 9, 9, "", curve.pack()), 0.001)
+    controller, curve = tuning.controller, CostCurve((1, 64), (0.02, 0.021))
+    controller.linked(Welcome(1, "t", "d", 9, 9, 9, 9, "", curve.pack()), 0.001)
     for seq, (sent, wait) in enumerate([(0.0, 0.03), (1.0, 9.0), (20.0, 0.03)], start=1):
         verifier.verify(Arm.TREE, TokenTree.chain([1]), 4 + seq, sent, (-0.1,))
         verdict = Verdict(0, seq, 4 + seq, b"", 7, 0, b"", engine_us=20_000)
@@ -97,39 +98,41 @@ def test_a_verdict_that_a_suspended_device_reads_late_tells_nothing_of_the_link(
         assert settled and settled.late == (wait > 1)
         tuning.answered(settled, sent + wait)
         assert (
-            pace.costs.rtt is not None and pace.costs.rtt < 0.011 and pace.tree.trees == (seq if seq < 2 else seq - 1)
+            controller.costs.rtt is not None
+            and controller.costs.rtt < 0.011
+            and controller.tree.trees == (seq if seq < 2 else seq - 1)
         )
 
 
 def test_a_tree_that_is_sent_again_behind_an_outage_tells_nothing() -> None:
     tuning = Tuning()
-    pace, curve = tuning.pace, CostCurve((1, 64), (0.02, 0.021))
-    pace.linked(Welcome(1, "t", "d", 9, 9, 9, 9, "", curve.pack()), 0.001)
+    controller, curve = tuning.controller, CostCurve((1, 64), (0.02, 0.021))
+    controller.linked(Welcome(1, "t", "d", 9, 9, 9, 9, "", curve.pack()), 0.001)
     verifier = verifier_state()
     verifier.verify(Arm.TREE, TokenTree.chain([1]), 5, 0.0, (-0.1,))
     settled = verifier.settle(Verdict(0, 1, 5, bytes([0]), 7, 0, b"", engine_us=20_000), 5, 0.03)
     assert settled
     tuning.answered(settled, 0.03)
     tuning.asked(Arm.TREE, 0.035)
-    assert pace.costs.exposed == pytest.approx(0.2 * 0.005)
+    assert controller.costs.exposed == pytest.approx(0.2 * 0.005)
     tuning.asked(Arm.TREE, 40.0)
-    assert pace.costs.exposed == pytest.approx(0.2 * 0.005)
+    assert controller.costs.exposed == pytest.approx(0.2 * 0.005)
 
 
 def test_an_answer_forgets_the_one_before_and_goes_on_as_it_was_on_a_new_link() -> None:
-    controller = Controller(Pace(tree=TreeArm(1.1, 2.5)))
+    controller = Controller(tree=TreeArm(1.1, 2.5))
     Tuning(controller).begin()
-    assert controller.pace.tree.tau == 2.5
-    controller.pace.tree.tau = 1.1
+    assert controller.tree.tau == 2.5
+    controller.tree.tau = 1.1
     going_on = Tuning(controller)
     going_on._untold = False
     going_on.begin()
-    assert controller.pace.tree.tau == 1.1
+    assert controller.tree.tau == 1.1
 
 
 def test_a_stream_is_compared_with_trees_and_what_comes_true_is_measured() -> None:
     world = streaming_world(0.04)
-    pace = world.session.tuning.pace
+    controller = world.session.tuning.controller
     while not world.comparisons and not world.done:
         world.deliver()
     asked = world.comparisons.pop()
@@ -137,13 +140,13 @@ def test_a_stream_is_compared_with_trees_and_what_comes_true_is_measured() -> No
     streamed = len(asked.prefix) - 3
     assert asked.prefix == world.session.committed and world.session.stats.streamed == streamed
     assert EVERY <= streamed <= EVERY + 1 and asked.arm is Arm.TREE
-    assert world.session.tree_compared(wrong, len(asked.prefix), 0.003) == [] and pace.tree.trees == 0
+    assert world.session.tree_compared(wrong, len(asked.prefix), 0.003) == [] and controller.tree.trees == 0
     world.deliver()
-    assert pace.costs.exposed == pytest.approx(0.2 * 0.003) and pace.tree.trees > 0
+    assert controller.costs.exposed == pytest.approx(0.2 * 0.003) and controller.tree.trees > 0
 
 
 def test_a_pinned_stream_is_compared_with_nothing() -> None:
-    world = streaming_world(0.5, Tuning(Controller(Pace(), Arm.STREAM)))
+    world = streaming_world(0.5, Tuning(Controller(pinned=Arm.STREAM)))
     while not world.done:
         world.deliver()
     assert "Compare" not in world.trace and world.session.stats.streamed > 8
@@ -154,11 +157,11 @@ def test_what_the_drafter_reads_first_is_no_step() -> None:
     tuning = Tuning()
     draft = Draft(TokenTree.chain([1, 2]), (-0.1, -0.2), 2)
     tuning.drafted(Arm.TREE, draft, 3.0, wanted=True)
-    assert tuning.pace.tree.step is None
+    assert tuning.controller.tree.step is None
     told = dict.fromkeys(("ended", "after_open", "late", "same_step", "asked_for"), False)
     tuning.answered(Settled(Arm.TREE, draft.tree, draft.scores, (0,), [1, 5], 0.1, 0.05, 0.0, **told), 1.0)
     tuning.drafted(Arm.TREE, draft, 0.01, wanted=True)
-    assert tuning.pace.tree.step == 0.005
+    assert tuning.controller.tree.step == 0.005
 
 
 def test_a_tree_that_is_far_too_large_is_sent_in_part() -> None:
@@ -218,7 +221,7 @@ def test_only_a_request_that_waits_for_nothing_else_tells_the_queue() -> None:
     def streamed(queue: float, after_open: bool, same_step: bool) -> float:
         told = {"ended": False, "after_open": after_open, "late": False, "same_step": same_step, "asked_for": True}
         tuning.answered(Settled(Arm.STREAM, TokenTree(), (), (), [5], 0.1, 0.02, queue, **told), 1.0)
-        return tuning.pace.costs.queue
+        return tuning.controller.costs.queue
 
     assert streamed(3.0, after_open=True, same_step=False) == 0.0
     assert streamed(0.1, after_open=False, same_step=False) == 0.1
@@ -234,5 +237,5 @@ def test_the_first_steps_other_tokens_say_nothing_of_a_streams_rate() -> None:
         settled = verifier.settle(Verdict(0, 1, 5 + step, b"", 7, 0, b"", engine_us=engine), 5 + step, now)
         assert settled
         tuning.answered(settled, now)
-        assert tuning.pace.stream.tokens == (0 if step < 5 else step - 4)
-    assert 1 / (tuning.pace.stream.rate(tuning.pace.costs) or 0) == pytest.approx(0.04, rel=0.06)
+        assert tuning.controller.stream.tokens == (0 if step < 5 else step - 4)
+    assert 1 / (tuning.controller.stream.rate(tuning.controller.costs) or 0) == pytest.approx(0.04, rel=0.06)

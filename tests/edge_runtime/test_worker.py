@@ -151,7 +151,7 @@ def test_a_tree_for_comparison_ends_when_the_target_falls_silent() -> None:
         assert isinstance(event, Compared) and not event.draft.tree
         session.tree_compared(event.draft, event.base, event.working)
         session.tuning.committed([*PROMPT, 9])
-        assert session.tuning.pace.tree.trees == 0
+        assert session.tuning.controller.tree.trees == 0
         thread.close()
 
     asyncio.run(run())

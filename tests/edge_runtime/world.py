@@ -38,7 +38,6 @@ from edge_runtime.session.session import Session
 from edge_runtime.session.states import PauseReason, Writer
 from edge_runtime.session.timeouts import Patience, RoundTimer
 from edge_runtime.speed.controller import Controller
-from edge_runtime.speed.pace import Pace
 from edge_runtime.speed.settled import Arm
 from edge_runtime.speed.tuning import Tuning
 from outrider_core.drafting.drafter import Draft, TreeShape
@@ -180,7 +179,7 @@ class SimulatedLink:
 
 def pinned(mode: Arm = Arm.TREE) -> Tuning:
     """Nothing is chosen: one mode, and trees as large as they come."""
-    return Tuning(Controller(Pace(), mode), TreeShape(nodes=255, depth=64), shaping=False)
+    return Tuning(Controller(pinned=mode), TreeShape(nodes=255, depth=64), shaping=False)
 
 
 class World:

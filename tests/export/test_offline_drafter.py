@@ -167,7 +167,7 @@ def test_the_drafters_guesses_change_nothing_whatever_is_chosen(
     count = bundle.manifest.max_context - len(PROMPT)  # to the very end of the context
     assert written(understudy, count, sampling) == written(made(bundle), count, sampling)
     if mode is Arm.TREE:  # a random model repeats itself, and that is looked up
-        assert drafter.controller.pace.tree.usual_tau > 1
+        assert drafter.controller.tree.usual_tau > 1
     assert written(understudy, 20, sampling) == written(made(bundle), 20, sampling)
 
 
@@ -198,7 +198,7 @@ def test_trees_are_drafted_only_where_they_make_it_faster(bundle: Bundle, per_no
         node, size = tree.child(ROOT, text[size]), size + 1
         while node is not None and size < len(text) - 1:
             node, size = tree.child(node, text[size]), size + 1
-    curve = drafter.controller.pace.costs.curve
+    curve = drafter.controller.costs.curve
     assert curve and curve.seconds == tuple(timed.time_step(nodes) for nodes in TIMED_NODES)
     assert drafter.controller.arm is chosen
     assert trees <= 3 if chosen is Arm.STREAM else trees >= 4

@@ -131,7 +131,7 @@ export class Session {
     if (!computesIn(welcome, this.verifier.pinned)) return [...this.verifier.wanted, ...this.linkDown(now, true)];
     const actions: Action[] = [];
     if (rtt !== null) {
-      this.tuning.pace.linked(welcome, rtt);
+      this.tuning.controller.linked(welcome, rtt);
       if (targetFirst(this.policy)) actions.push(...this.setArm(this.tuning.begin(), now));
     }
     const supported = this.verifier.linkUp(welcome, now);

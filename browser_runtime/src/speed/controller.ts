@@ -1,26 +1,112 @@
-/** Which arm writes: whichever promises most tokens per second, and now and then another one, to know what it brings. */
+/**
+ * What was measured of drafter, link and target, and which arm writes by it: whichever promises most tokens per second, and
+ * now and then another one, to know what it brings. Seconds throughout.
+ */
 
-import { best, EVERY, type Rates } from "./explorer.js";
-import { Pace } from "./pace.js";
+import { CostCurve } from "../protocol/costs.js";
+import type { Welcome } from "../protocol/messages.js";
+import type { TokenTree } from "../protocol/tree.js";
+import { Ahead } from "./ahead.js";
+import { ChainArm, PRIOR_STEPS, StreamArm, TreeArm } from "./arms.js";
+import { blend, CostModel, LEAST_SECONDS } from "./costModel.js";
+import { best, EVERY, Explorer, type Rates } from "./explorer.js";
 import type { Arm } from "./settled.js";
 
+/** What a verifier measured of itself. */
+type Measured = Pick<Welcome, "costs" | "streamTokens" | "queueUs">;
+
 /**
- * Chooses with hysteresis, from the measurements of `pace`. pinned: always this arm; trees and chains are one then.
+ * Measures one verifier, its link and the drafter, and chooses with hysteresis; it outlives answers. pinned: always this arm;
+ * trees and chains are one then.
  *
  * While streaming, the device drafts trees and chains for comparison. While drafting trees, it knows a stream's time per
  * token only from the verifier's curve, which may be wrong, and nothing of chains: so it tries them now and then.
  */
 export class Controller {
+  costs = new CostModel();
+  readonly tree = new TreeArm();
+  readonly chain = new ChainArm();
+  stream = new StreamArm();
+  ahead = new Ahead();
+  readonly explorer = new Explorer();
   arm: Arm = "tree";
   /** Steps that are left of a trial, the arm before it, and steps in which another arm promised more. */
   trial = 0;
   private home: Arm = "tree";
   private better = 0;
+  /** Whether the round that ends with the next VERIFY drafts ahead, and the seconds that it took so far. */
+  private ending: { ahead: boolean; seconds: number } | null = null;
 
-  constructor(
-    readonly pace = new Pace(),
-    public pinned: Arm | null = null,
-  ) {}
+  constructor(public pinned: Arm | null = null) {}
+
+  // --- measurements ---
+
+  /** A handshake took `rtt`. Another verifier has other costs; what was measured of the same one stays. */
+  linked(welcome: Measured, rtt: number): void {
+    const curve = CostCurve.unpack(welcome.costs);
+    this.costs.rtt = rtt;
+    if (!curve?.equals(this.costs.curve)) {
+      const drafting = PRIOR_STEPS * (this.tree.step ?? 0);
+      this.costs = new CostModel(curve, rtt, welcome.queueUs / 1e6, drafting);
+      this.stream = new StreamArm();
+      this.ahead = new Ahead(this.ahead.fixed);
+      this.ending = null;
+    }
+    this.stream.told(welcome.streamTokens / 100);
+  }
+
+  /** A tree's verdict came after `wait`: `path` nodes were accepted; engine, queue: the verifier's own part of it. */
+  verified(tree: TokenTree, scores: readonly number[], path: number, wait: number, engine: number, queue: number) {
+    this.ending = engine > 0 ? { ahead: this.ahead.now, seconds: Math.max(LEAST_SECONDS, wait - queue) } : null;
+    this.explorer.passed(wait);
+    if (!this.ahead.trial) this.costs.measured(1 + tree.size, wait, engine, queue);
+    this.tree.learn(tree, scores, path);
+  }
+
+  /**
+   * The verdict on a chain of `tokens` of the understudy came after `wait`: the first `accepted` were right. ended: behind
+   * them the answer has ended, and nothing is known of the others.
+   */
+  chainVerified(tokens: number, accepted: number, wait: number, engine: number, queue: number, ended = false): void {
+    this.ending = null;
+    this.explorer.passed(wait);
+    this.costs.measured(1 + tokens, wait, engine, queue);
+    this.chain.verified(ended ? accepted : tokens, accepted);
+  }
+
+  /**
+   * A streamed token came `gap` after the one before it. sameStep: it came of one step with the one before, as where the
+   * verifier foresees what the text repeats.
+   */
+  streamed(gap: number, engine: number, overdue: boolean, sameStep = false): void {
+    this.ending = null;
+    if (!overdue) this.explorer.passed(gap);
+    if (!sameStep) this.costs.stepped(1, engine); // that has told its time
+    this.stream.came(gap, engine, overdue, sameStep);
+  }
+
+  /** Of a tree drafted in `seconds` for comparison, `path` nodes came true. */
+  foreseen(tree: TokenTree, scores: readonly number[], path: number, seconds: number): void {
+    this.tree.learn(tree, scores, path);
+    if (!this.ahead.on) this.costs.exposed = blend(this.costs.exposed, seconds);
+  }
+
+  /** `exposed` seconds passed between a verdict and the next VERIFY: a round ends. */
+  waited(exposed: number): void {
+    if (!this.ahead.trial) this.costs.exposed = blend(this.costs.exposed, exposed);
+    const ended = this.ending;
+    this.ending = null;
+    if (ended) this.ahead.measured(ended.ahead, ended.seconds + exposed, this.explorer);
+    else this.prepared();
+  }
+
+  /** What passed between a verdict and an answer's first tree, or the first behind a stream, is no round's. */
+  prepared(): void {
+    this.ending = null;
+    this.ahead.trial = 0;
+  }
+
+  // --- choices ---
 
   /**
    * The arm of an answer. unknown: nothing tells of it yet; otherwise it goes on, on a new link. There is no hysteresis in
@@ -33,14 +119,15 @@ export class Controller {
     }
     const before = this.trial ? this.home : this.arm;
     this.trial = this.better = 0;
-    this.pace.forgetAnswer();
-    this.arm = best(this.rates(), before, 1);
+    this.tree.tau = this.tree.usualTau;
+    this.stream.first = this.stream.usual;
+    this.arm = best(this.allowed(), before, 1);
     return this.arm;
   }
 
   /** After every verdict, a step. */
   choose(): Arm {
-    const rates = this.rates();
+    const rates = this.allowed();
     if (this.trial) {
       if (!--this.trial) this.switch(best(rates, this.home));
       return this.arm;
@@ -55,15 +142,23 @@ export class Controller {
 
   /** Whether to draft for `arm` beside the one in use. */
   compares(arm: Arm): boolean {
-    const { explorer, costs } = this.pace;
-    if (this.arm === "chain") return explorer.due(arm, 0, 1); // the drafter is idle
-    const rates = this.pace.rates();
+    if (this.arm === "chain") return this.explorer.due(arm, 0, 1); // the drafter is idle
+    const rates = this.rates();
     const [now, other] = [rates.get(this.arm), rates.get(arm)];
-    return explorer.due(arm, costs.exposed, now && other ? now / other : 1);
+    return this.explorer.due(arm, this.costs.exposed, now && other ? now / other : 1);
   }
 
-  private rates(): Rates {
-    const rates = this.pace.rates();
+  /** Tokens per second of each arm of which anything is known. */
+  rates(): Rates {
+    const rates: Rates = new Map([["tree", this.tree.rate(this.costs)]]);
+    if (this.chain.known) rates.set("chain", this.chain.best(this.costs).rate);
+    const stream = this.stream.rate(this.costs);
+    if (stream !== null) rates.set("stream", stream);
+    return rates;
+  }
+
+  private allowed(): Rates {
+    const rates = this.rates();
     if (this.pinned === "stream") return new Map([["stream", rates.get("stream") ?? Number.POSITIVE_INFINITY]]);
     if (this.pinned) rates.delete("stream");
     return rates;
@@ -74,9 +169,9 @@ export class Controller {
     this.better = 0;
   }
 
-  /** Try a stream for a few tokens, or one chain, if it is due. */
+  /** Try one chain, or a stream for a few tokens, if it is due. */
   private maybeTry(rates: Rates): void {
-    const { costs, chain, explorer } = this.pace;
+    const { costs, chain, explorer } = this;
     const [now, chains, stream] = [rates.get(this.arm)!, rates.get("chain"), rates.get("stream")];
     const due = (rate: number) => explorer.due("chain", costs.round(1) * Math.max(0, 1 - rate / now), now / rate);
     if (this.arm === "tree" && chain.ready && (chains === undefined || due(chains))) {

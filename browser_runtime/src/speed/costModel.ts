@@ -50,6 +50,13 @@ export class CostModel {
     return Math.max(LEAST_SECONDS, this.exposed + this.between + this.step(nodes));
   }
 
+  /** A round with a step of `tokens` tokens took `wait`, without drafting; engine, queue: the verifier's part. */
+  measured(tokens: number, wait: number, engine: number, queue: number): void {
+    this.stepped(tokens, engine);
+    this.rtt = blend(this.rtt, Math.max(0, wait - engine - queue));
+    this.waited(queue);
+  }
+
   /** A request waited `queue` seconds in the verifier's queue. */
   waited(queue: number): void {
     this.queued++;

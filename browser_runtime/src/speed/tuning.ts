@@ -1,10 +1,12 @@
-/** Choices for one answer, made from measurements: the arm, the tree's size, what else to draft. Pure. */
+/**
+ * One answer's part in the choices: what is measured of it goes to the controller, which keeps and weighs it; by that, the
+ * tree's size and what else to draft are chosen. Pure.
+ */
 
 import { type Draft, type TreeShape, treeShape } from "../drafting/drafter.js";
 import { MAX_NODES } from "../protocol/tree.js";
 import { FIRST_TOKENS, MOST_TOKENS } from "./arms.js";
 import { Controller } from "./controller.js";
-import type { Pace } from "./pace.js";
 import { type Arm, type Settled, wasDrafted } from "./settled.js";
 
 /** The largest trees where no others are asked for: as many nodes as a frame of 256 bytes holds. */
@@ -49,12 +51,8 @@ export class Tuning {
     this.largest = options.largest ?? LARGEST;
     this.shaping = options.shaping ?? true;
     this.ahead = options.ahead ?? null;
-    this.pace.ahead.fixed = this.ahead !== null;
-    this.pace.chain.ready = false; // it has to read the text first
-  }
-
-  get pace(): Pace {
-    return this.controller.pace;
+    this.controller.ahead.fixed = this.ahead !== null;
+    this.controller.chain.ready = false; // it has to read the text first
   }
 
   // --- what was measured ---
@@ -66,15 +64,15 @@ export class Tuning {
   drafted(arm: Arm, draft: Draft, seconds: number, wanted: boolean): void {
     if (arm === "chain") {
       if (wanted && !draft.tree.size) this.barren = true;
-      this.pace.chain.drafted(draft.steps, seconds);
-    } else if (this.behindTree) this.pace.tree.drafted(seconds, draft.steps);
+      this.controller.chain.drafted(draft.steps, seconds);
+    } else if (this.behindTree) this.controller.tree.drafted(seconds, draft.steps);
   }
 
   /** What was drafted was sent: since the last verdict, reading and drafting was all that happened. */
   asked(arm: Arm, now: number): void {
     if (this.verdictAt !== null && arm === "tree") {
-      if (this.behindTree) this.pace.waited(now - this.verdictAt);
-      else this.pace.prepared();
+      if (this.behindTree) this.controller.waited(now - this.verdictAt);
+      else this.controller.prepared();
     }
     this.verdictAt = null; // one that is sent again, behind an outage, tells nothing
   }
@@ -87,14 +85,14 @@ export class Tuning {
     if (arm === "stream") {
       // the text was read first; it waited for nothing
       const waited = !(settled.afterOpen || settled.sameStep);
-      if (!settled.askedFor) this.pace.streamed(wait, engine, settled.late, settled.sameStep);
-      else if (waited) this.pace.costs.waited(queue);
+      if (!settled.askedFor) this.controller.streamed(wait, engine, settled.late, settled.sameStep);
+      else if (waited) this.controller.costs.waited(queue);
     } else if (wasDrafted(settled)) {
       this.untold = false;
       this.behindTree = arm === "tree";
       if (settled.late) return;
-      if (arm === "tree") this.pace.verified(tree, settled.scores, accepted.length, wait, engine, queue);
-      else this.pace.chainVerified(tree.size, accepted.length, wait, engine, queue, settled.ended);
+      if (arm === "tree") this.controller.verified(tree, settled.scores, accepted.length, wait, engine, queue);
+      else this.controller.chainVerified(tree.size, accepted.length, wait, engine, queue, settled.ended);
     }
   }
 
@@ -103,7 +101,7 @@ export class Tuning {
     const arm = this.comparing ?? "tree";
     this.comparing = null;
     this.outcome = draft.tree.size ? { arm, draft, base, seconds } : null;
-    if (arm === "chain") this.pace.chain.drafted(draft.steps, seconds);
+    if (arm === "chain") this.controller.chain.drafted(draft.steps, seconds);
   }
 
   /** The text is `tokens` now. What came of the tree for comparison is measured once it is known. */
@@ -113,14 +111,14 @@ export class Tuning {
     const draft = this.worthSending(arm, this.outcome.draft);
     const path = draft.tree.foreseen(tokens.slice(base));
     if (!path) return;
-    if (arm === "chain") this.pace.chain.verified(draft.tree.size, path.length);
-    else this.pace.foreseen(draft.tree, draft.scores, path.length, seconds);
+    if (arm === "chain") this.controller.chain.verified(draft.tree.size, path.length);
+    else this.controller.foreseen(draft.tree, draft.scores, path.length, seconds);
     this.outcome = null;
   }
 
   /** The understudy drafts nothing more, and not what was asked for. */
   understudyFailed(): void {
-    this.pace.chain.ready = false;
+    this.controller.chain.ready = false;
     if (this.comparing === "chain") this.comparing = null;
   }
 
@@ -142,7 +140,7 @@ export class Tuning {
     const most = Math.min(this.largest.nodes, nodes);
     const levels = Math.min(this.largest.depth, depth);
     if (!this.shaping) return { nodes: most, depth: levels, gain: null };
-    const { tree, costs } = this.pace;
+    const { tree, costs } = this.controller;
     return { nodes: Math.min(most, tree.worthDrafting()), depth: levels, gain: tree.gain(costs) };
   }
 
@@ -153,7 +151,7 @@ export class Tuning {
    */
   chain(most: number, room: number, ready: boolean, alone = false): number {
     this.offer(ready);
-    const { chain, costs } = this.pace;
+    const { chain, costs } = this.controller;
     const fits = Math.min(most, room);
     chain.most = most;
     if (fits < 2) return 0;
@@ -164,13 +162,13 @@ export class Tuning {
 
   /** Record whether chains are available. ready: the understudy can draft. */
   private offer(ready: boolean): void {
-    this.pace.chain.ready = ready && this.shaping && !this.barren;
+    this.controller.chain.ready = ready && this.shaping && !this.barren;
   }
 
   /** What of a draft is sent. */
   worthSending(arm: Arm, draft: Draft): Draft {
     if (arm === "chain") return draft;
-    const { tree: trees, costs } = this.pace;
+    const { tree: trees, costs } = this.controller;
     const count = this.shaping ? trees.worthSending(draft.tree, draft.scores, costs) : draft.tree.size;
     const tree = draft.tree.pruned(count, MAX_NODES);
     return { ...draft, tree, scores: draft.scores.slice(0, tree.size) };
@@ -178,7 +176,7 @@ export class Tuning {
 
   /** Whether to draft on while a verdict is awaited: on a chain of the understudy, that costs the drafter nothing. */
   draftsAhead(arm: Arm): boolean {
-    return this.ahead ?? (arm === "chain" || this.pace.ahead.now);
+    return this.ahead ?? (arm === "chain" || this.controller.ahead.now);
   }
 
   /**
@@ -189,7 +187,7 @@ export class Tuning {
     const { controller } = this;
     if (controller.pinned !== null || this.comparing || controller.arm === "tree") return null;
     this.offer(drafts);
-    if (controller.arm === "stream" && this.pace.chain.ready && controller.compares("chain")) {
+    if (controller.arm === "stream" && this.controller.chain.ready && controller.compares("chain")) {
       this.comparing = "chain";
       return { arm: "chain", nodes: FIRST_TOKENS, depth: FIRST_TOKENS, gain: null };
     }

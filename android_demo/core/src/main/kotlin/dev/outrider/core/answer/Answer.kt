@@ -61,7 +61,7 @@ internal class Answer(
         while (true) { // the link's state has the effects of events between two answers
             val event = inbox.tryReceive().getOrNull() ?: break
             if (event is InboxEvent.Linked && event.event is LinkUp) {
-                session.tuning.pace.linked(event.event.welcome, event.event.rtt)
+                session.tuning.controller.linked(event.event.welcome, event.event.rtt)
             }
         }
         act(session.start(now()))
@@ -134,7 +134,7 @@ internal class Answer(
     private fun linked(event: LinkEvent) {
         when (event) {
             is LinkUp -> if (event.welcome === welcome) {
-                session.tuning.pace.linked(event.welcome, event.rtt) // it came up as the answer began
+                session.tuning.controller.linked(event.welcome, event.rtt) // it came up as the answer began
             } else {
                 welcome = event.welcome
                 down = ""

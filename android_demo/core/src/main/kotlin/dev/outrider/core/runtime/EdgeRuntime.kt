@@ -39,7 +39,6 @@ import dev.outrider.core.session.restore
 import dev.outrider.core.speed.Controller
 import dev.outrider.core.speed.LARGEST
 import dev.outrider.core.speed.Arm
-import dev.outrider.core.speed.Pace
 import dev.outrider.core.speed.Tuning
 import dev.outrider.core.targets.Understudy
 import java.io.Closeable
@@ -175,13 +174,13 @@ public class EdgeRuntime internal constructor(
         ::linked, options.token,
         options.transport ?: SocketTransport(options.tls, options.pins, options.proxies), options.clearText,
     )
-    private val controller = Controller(Pace(), pinned.mode)
+    private val controller = Controller(pinned.mode)
     private val worker = DrafterThread(
         Drafter(
             engine, bundle.draftIds, manifest.rowShape, manifest.saKvHeads, manifest.maxContext, options.lookup,
             bundle.nullRow, manifest.confidenceTemperature,
         ).also { // an engine that fails ends an answer, and says why
-            if (manifest.hasDrafter && !alone) controller.pace.tree.step = runCatching(it::timeStep).getOrNull()
+            if (manifest.hasDrafter && !alone) controller.tree.step = runCatching(it::timeStep).getOrNull()
         },
     )
     private val understudyThread = understudy?.let(::UnderstudyThread)

@@ -107,7 +107,7 @@ internal class Session(
      */
     fun linkUp(welcome: Welcome, now: Double, rtt: Double? = null): List<Action> {
         if (!welcome.computesIn(verifier.pinned)) return verifier.wanted + linkDown(now, refused = true)
-        rtt?.let { tuning.pace.linked(welcome, it) }
+        rtt?.let { tuning.controller.linked(welcome, it) }
         val actions = if (rtt != null && policy.targetFirst) changeArm(tuning.begin(), now) else emptyList()
         val supported = verifier.linkUp(welcome, now)
         text.limit = minOf(ownLimit, verifier.context)

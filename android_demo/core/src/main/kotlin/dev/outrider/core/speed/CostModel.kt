@@ -45,6 +45,13 @@ internal class CostModel(
     /** Seconds of a round with a tree of [nodes] nodes. */
     fun round(nodes: Double): Double = maxOf(LEAST_SECONDS, exposed + between + step(nodes))
 
+    /** A round with a step of [tokens] tokens took [wait], without drafting; engine, queue: the verifier's part. */
+    fun measured(tokens: Int, wait: Double, engine: Double, queue: Double) {
+        stepped(tokens, engine)
+        rtt = blend(rtt, maxOf(0.0, wait - engine - queue))
+        waited(queue)
+    }
+
     /** A request waited [queue] seconds in the verifier's queue. */
     fun waited(queue: Double) {
         queued++

@@ -1,4 +1,7 @@
-/** Choices for one answer, made from measurements: the arm, the tree's size, what else to draft. */
+/**
+ * One answer's part in the choices: what is measured of it goes to the controller, which keeps and weighs it; by that,
+ * the tree's size and what else to draft are chosen.
+ */
 package dev.outrider.core.speed
 
 import dev.outrider.core.drafting.Draft
@@ -18,7 +21,7 @@ internal data class TreeSize(val nodes: Int, val depth: Int, val gain: Double? =
  * while a verdict is awaited; null: where it makes rounds shorter.
  */
 internal class Tuning(
-    internal val controller: Controller = Controller(Pace()),
+    internal val controller: Controller = Controller(),
     val largest: TreeShape = LARGEST,
     private val shaping: Boolean = true,
     private val ahead: Boolean? = null,
@@ -26,7 +29,6 @@ internal class Tuning(
     /** A tree or a chain for comparison alone, below the first [base] tokens; drafting it took [seconds]. */
     private class Comparison(val arm: Arm, val draft: Draft, val base: Int, val seconds: Double)
 
-    internal val pace = controller.pace
     private var verdictAt: Double? = null // of the last one, until a tree is sent
     private var behindTree = false // it was on a tree; behind others, the drafter reads what is new to it
     private var comparing: Arm? = null // is being drafted for, for comparison
@@ -35,8 +37,8 @@ internal class Tuning(
     private var barren = false // the understudy found nothing to draft in this answer
 
     init {
-        pace.ahead.fixed = ahead != null
-        pace.chain.ready = false // it has to read the text first
+        controller.ahead.fixed = ahead != null
+        controller.chain.ready = false // it has to read the text first
     }
 
     // --- what was measured ---
@@ -48,15 +50,17 @@ internal class Tuning(
     internal fun drafted(arm: Arm, draft: Draft, seconds: Double, wanted: Boolean) {
         if (arm == Arm.CHAIN) {
             if (wanted && draft.tree.size == 0) barren = true
-            pace.chain.drafted(draft.steps, seconds)
+            controller.chain.drafted(draft.steps, seconds)
         } else if (behindTree) {
-            pace.tree.drafted(seconds, draft.steps)
+            controller.tree.drafted(seconds, draft.steps)
         }
     }
 
     /** What was drafted was sent: since the last verdict, reading and drafting was all that happened. */
     internal fun asked(arm: Arm, now: Double) {
-        verdictAt?.takeIf { arm == Arm.TREE }?.let { if (behindTree) pace.waited(now - it) else pace.prepared() }
+        verdictAt?.takeIf { arm == Arm.TREE }?.let {
+            if (behindTree) controller.waited(now - it) else controller.prepared()
+        }
         verdictAt = null // one that is sent again, behind an outage, tells nothing
     }
 
@@ -67,16 +71,16 @@ internal class Tuning(
         verdictAt = now
         behindTree = false
         if (settled.arm == Arm.STREAM && settled.askedFor) { // or the text was read first; it waited for nothing
-            if (!settled.afterOpen && !settled.sameStep) pace.costs.waited(settled.queue)
+            if (!settled.afterOpen && !settled.sameStep) controller.costs.waited(settled.queue)
         } else if (settled.arm == Arm.STREAM) {
-            pace.streamed(wait, engine, settled.late, settled.sameStep)
+            controller.streamed(wait, engine, settled.late, settled.sameStep)
         } else if (settled.drafted) {
             untold = false
             behindTree = settled.arm == Arm.TREE
             if (settled.late) return
             val accepted = settled.accepted
-            if (behindTree) pace.verified(settled.tree, settled.scores, accepted, wait, engine, settled.queue)
-            else pace.chainVerified(settled.tree.size, accepted.size, wait, engine, settled.queue, settled.ended)
+            if (behindTree) controller.verified(settled.tree, settled.scores, accepted, wait, engine, settled.queue)
+            else controller.chainVerified(settled.tree.size, accepted.size, wait, engine, settled.queue, settled.ended)
         }
     }
 
@@ -85,7 +89,7 @@ internal class Tuning(
         val arm = comparing ?: Arm.TREE
         comparing = null
         compared = if (draft.tree.size > 0) Comparison(arm, draft, base, seconds) else null
-        if (arm == Arm.CHAIN) pace.chain.drafted(draft.steps, seconds)
+        if (arm == Arm.CHAIN) controller.chain.drafted(draft.steps, seconds)
     }
 
     /** The text is [tokens] now. What came of the tree for comparison is measured once it is known. */
@@ -93,14 +97,14 @@ internal class Tuning(
         val waiting = compared ?: return
         val draft = worthSending(waiting.arm, waiting.draft)
         val path = draft.tree.foreseen(tokens.drop(waiting.base)) ?: return
-        if (waiting.arm == Arm.CHAIN) pace.chain.verified(draft.tree.size, path.size)
-        else pace.foreseen(draft.tree, draft.scores, path, waiting.seconds)
+        if (waiting.arm == Arm.CHAIN) controller.chain.verified(draft.tree.size, path.size)
+        else controller.foreseen(draft.tree, draft.scores, path, waiting.seconds)
         compared = null
     }
 
     /** The understudy drafts nothing more, and not what was asked for. */
     internal fun understudyFailed() {
-        pace.chain.ready = false
+        controller.chain.ready = false
         if (comparing == Arm.CHAIN) comparing = null
     }
 
@@ -120,7 +124,7 @@ internal class Tuning(
         val most = minOf(largest.nodes, nodes)
         val levels = minOf(largest.depth, depth)
         if (!shaping) return TreeSize(most, levels)
-        return TreeSize(minOf(most, pace.tree.worthDrafting()), levels, pace.tree.gain(pace.costs))
+        return TreeSize(minOf(most, controller.tree.worthDrafting()), levels, controller.tree.gain(controller.costs))
     }
 
     /**
@@ -130,30 +134,31 @@ internal class Tuning(
      */
     internal fun chain(limit: Int, room: Int, ready: Boolean, alone: Boolean = false): Int {
         offer(ready)
-        val chain = pace.chain
+        val chain = controller.chain
         val most = minOf(limit, room)
         chain.most = limit
         if (most < 2) return 0
         if (alone && ready && !shaping && !barren) return minOf(most, largest.depth, MOST_TOKENS)
         if (!chain.ready || controller.arm != Arm.CHAIN) return 0
-        return minOf(most, if (controller.trial > 0) FIRST_TOKENS else chain.best(pace.costs).first)
+        return minOf(most, if (controller.trial > 0) FIRST_TOKENS else chain.best(controller.costs).first)
     }
 
     /** Chains are possible, or not. [ready]: the understudy can draft. */
     private fun offer(ready: Boolean) {
-        pace.chain.ready = ready && shaping && !barren
+        controller.chain.ready = ready && shaping && !barren
     }
 
     /** What of a draft is sent. */
     internal fun worthSending(arm: Arm, draft: Draft): Draft {
         if (arm == Arm.CHAIN) return draft
-        val count = if (shaping) pace.tree.worthSending(draft.tree, draft.scores, pace.costs) else draft.tree.size
+        val trees = controller.tree
+        val count = if (shaping) trees.worthSending(draft.tree, draft.scores, controller.costs) else draft.tree.size
         val tree = draft.tree.pruned(count, MAX_NODES)
         return draft.copy(tree = tree, scores = draft.scores.take(tree.size))
     }
 
     /** Whether to draft on while a verdict is awaited: on a chain of the understudy, that costs the drafter nothing. */
-    internal fun draftsAhead(arm: Arm): Boolean = ahead ?: (arm == Arm.CHAIN || pace.ahead.now)
+    internal fun draftsAhead(arm: Arm): Boolean = ahead ?: (arm == Arm.CHAIN || controller.ahead.now)
 
     /**
      * What to draft for comparison beside a stream or a chain now, if anything, and its size. Where the arm is pinned,
@@ -162,7 +167,7 @@ internal class Tuning(
     internal fun comparison(drafts: Boolean = false): List<Pair<Arm, TreeSize>> {
         if (controller.pinned != null || comparing != null || controller.arm == Arm.TREE) return emptyList()
         offer(drafts)
-        if (controller.arm == Arm.STREAM && pace.chain.ready && controller.compares(Arm.CHAIN)) {
+        if (controller.arm == Arm.STREAM && controller.chain.ready && controller.compares(Arm.CHAIN)) {
             comparing = Arm.CHAIN
             return listOf(Arm.CHAIN to TreeSize(FIRST_TOKENS, FIRST_TOKENS))
         }

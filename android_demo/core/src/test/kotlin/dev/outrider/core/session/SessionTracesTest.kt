@@ -14,7 +14,6 @@ import dev.outrider.core.protocol.TokenTree
 import dev.outrider.core.protocol.Welcome
 import dev.outrider.core.speed.Controller
 import dev.outrider.core.speed.Arm
-import dev.outrider.core.speed.Pace
 import dev.outrider.core.speed.TreeSize
 import dev.outrider.core.speed.Tuning
 import kotlin.test.Test
@@ -91,7 +90,7 @@ class SessionTracesTest {
     /** Sessions that are not free to choose have one mode, and trees as large as they come. */
     private fun tuningOf(setup: Any?): Tuning {
         val free = (setup as Map<*, *>)["tuning"]
-        val controller = Controller(Pace(), named<Arm>(setup.field("arm")))
+        val controller = Controller(named<Arm>(setup.field("arm")))
         if (free == null) return Tuning(controller, TreeShape(255, 64), shaping = false)
         val largest = TreeShape(free.int("nodes"), free.int("depth"), free.int("breadth"), free.double("gain"))
         return Tuning(largest = largest, shaping = free.field("shaping"))

@@ -25,11 +25,11 @@ class ChainsTest {
     @Test
     fun nothingIsKnownOfAChainBehindTheAnswersEnd() {
         fun rate(tokens: Int, ended: Boolean): Double {
-            val pace = Pace()
-            pace.chain.ready = true
-            pace.chain.drafted(1, 0.01)
-            pace.chainVerified(tokens, 2, 0.1, 0.05, 0.0, ended)
-            return pace.rates().getValue(Arm.CHAIN)
+            val controller = Controller()
+            controller.chain.ready = true
+            controller.chain.drafted(1, 0.01)
+            controller.chainVerified(tokens, 2, 0.1, 0.05, 0.0, ended)
+            return controller.rates().getValue(Arm.CHAIN)
         }
         assertTrue(rate(4, ended = true) > rate(4, ended = false))
         assertEquals(rate(2, ended = false), rate(2, ended = true), 1e-9)
@@ -38,9 +38,9 @@ class ChainsTest {
     @Test
     fun treesAreDraftedBesideThemNowAndThen() {
         val tuning = Tuning()
-        tuning.pace.linked(welcome, 0.02)
-        tuning.pace.waited(0.05) // for a tree
-        tuning.pace.chain.drafted(4, 0.0001)
+        tuning.controller.linked(welcome, 0.02)
+        tuning.controller.waited(0.05) // for a tree
+        tuning.controller.chain.drafted(4, 0.0001)
         tuning.choose(drafts = true)
         assertEquals(Arm.CHAIN, tuning.controller.arm)
         val asked = List(20) {
@@ -56,11 +56,11 @@ class ChainsTest {
     @Test
     fun besideAStreamBothAreDraftedUntilTheUnderstudyFails() {
         val tuning = Tuning()
-        tuning.pace.linked(welcome, 0.06)
+        tuning.controller.linked(welcome, 0.06)
         assertEquals(Arm.STREAM, tuning.begin())
         val asked = ArrayList<Arm>()
         repeat(2000) {
-            tuning.pace.streamed(0.02, 0.02, overdue = false)
+            tuning.controller.streamed(0.02, 0.02, overdue = false)
             val (arm, _) = tuning.comparison(drafts = asked.size < 3).singleOrNull() ?: return@repeat
             asked += arm
             if (asked.size == 1) tuning.understudyFailed() // at this one

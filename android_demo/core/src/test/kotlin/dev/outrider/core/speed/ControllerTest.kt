@@ -13,30 +13,30 @@ import kotlin.test.assertNotNull
 import kotlin.test.assertNull
 import kotlin.test.assertTrue
 
-/** Pace and arm as the vectors have them. */
-class PaceTest {
+/** Measurements and arm as the vectors have them. */
+class ControllerTest {
     @Test
     fun measuresAndChoosesAsTheVectorsHaveIt() {
         val calls = HashSet<String>()
-        for (row in Vectors.read("pace")) {
-            val pace = Pace()
-            val controller = Controller(pace, row.field<String?>("pinned")?.let(::arm))
+        for (row in Vectors.read("controller")) {
+            val controller = Controller(row.field<String?>("pinned")?.let(::arm))
             for ((call, arguments, wanted) in row.field<List<List<Any?>>>("steps")) {
                 calls += call as String
-                pace.measure(call, arguments as List<*>)
+                controller.measure(call, arguments as List<*>)
                 val rates = wanted.field<Map<String, Number>>("rates").mapKeys { arm(it.key) }
-                assertEquals(rates.keys, pace.rates().keys)
-                for ((arm, rate) in pace.rates()) assertEquals(1.0, rate / rates.getValue(arm).toDouble(), 1e-9)
+                assertEquals(rates.keys, controller.rates().keys)
+                for ((arm, rate) in controller.rates()) assertEquals(1.0, rate / rates.getValue(arm).toDouble(), 1e-9)
                 val gain = wanted.field<Number?>("gain")
-                if (gain == null) assertNull(pace.tree.gain(pace.costs))
-                else assertEquals(gain.toDouble(), assertNotNull(pace.tree.gain(pace.costs)), 1e-9)
-                assertEquals(wanted.int("chain"), pace.chain.best(pace.costs).first)
+                if (gain == null) assertNull(controller.tree.gain(controller.costs))
+                else assertEquals(gain.toDouble(), assertNotNull(controller.tree.gain(controller.costs)), 1e-9)
+                assertEquals(wanted.int("chain"), controller.chain.best(controller.costs).first)
                 val compares = listOf(controller.compares(Arm.TREE), controller.compares(Arm.CHAIN))
                 assertEquals(wanted.field<List<Boolean>>("compares"), compares)
-                assertEquals(wanted.field<Boolean>("ahead"), pace.ahead.now)
-                assertEquals(wanted.int("drafting"), pace.tree.worthDrafting())
+                assertEquals(wanted.field<Boolean>("ahead"), controller.ahead.now)
+                assertEquals(wanted.int("drafting"), controller.tree.worthDrafting())
                 val (tokens, parents, scores) = wanted.field<List<Any?>>("tree")
-                val nodes = pace.tree.worthSending(TokenTree(ints(tokens), ints(parents)), doubles(scores), pace.costs)
+                val tree = TokenTree(ints(tokens), ints(parents))
+                val nodes = controller.tree.worthSending(tree, doubles(scores), controller.costs)
                 assertEquals(wanted.int("nodes"), nodes)
                 val call = wanted.field<String>("call")
                 val arm = if (call == "choose") controller.choose() else controller.begin(unknown = call == "begin")
@@ -49,12 +49,13 @@ class PaceTest {
 
     @Test
     fun aFallingCurveDividesNothingByZero() {
-        val pace = Pace()
-        pace.linked(welcome("01000000640000000200000032000000"), 0.01) // 100 us for a token, 50 for two: 0 for three
+        val controller = Controller()
+        // 100 us for a token, 50 for two: 0 for three
+        controller.linked(welcome("01000000640000000200000032000000"), 0.01)
         for (nodes in 0..3) {
-            pace.verified(TokenTree.chain(List(nodes) { 1 }), emptyList(), emptyList(), 0.02, 0.01, 0.0)
-            pace.streamed(0.01, 0.01, overdue = false)
-            assertTrue(pace.rates().values.all { it.isFinite() && it > 0 }, "${pace.rates()}")
+            controller.verified(TokenTree.chain(List(nodes) { 1 }), emptyList(), emptyList(), 0.02, 0.01, 0.0)
+            controller.streamed(0.01, 0.01, overdue = false)
+            assertTrue(controller.rates().values.all { it.isFinite() && it > 0 }, "${controller.rates()}")
         }
     }
 
@@ -62,8 +63,8 @@ class PaceTest {
     fun aToldQueueIsReplacedByTheFirstVerdict() {
         for (arm in Arm.entries) {
             val tuning = Tuning()
-            tuning.pace.linked(welcome("0100000064000000", queueUs = Int.MAX_VALUE), 0.01)
-            assertEquals(2147.493647, tuning.pace.costs.between, 1e-9)
+            tuning.controller.linked(welcome("0100000064000000", queueUs = Int.MAX_VALUE), 0.01)
+            assertEquals(2147.493647, tuning.controller.costs.between, 1e-9)
             val tree = if (arm == Arm.STREAM) TokenTree() else TokenTree.chain(listOf(1))
             fun answered(arm: Arm, queue: Double, afterOpen: Boolean = false, sameStep: Boolean = false): Double {
                 val settled = Settled(
@@ -71,7 +72,7 @@ class PaceTest {
                     afterOpen, late = false, sameStep, askedFor = arm == Arm.STREAM,
                 )
                 tuning.answered(settled, 0.0)
-                return tuning.pace.costs.queue
+                return tuning.controller.costs.queue
             }
             for ((queue, wanted) in listOf(0.004 to 0.004, 0.008 to 0.006, 0.003 to 0.005)) {
                 assertEquals(wanted, answered(arm, queue), 1e-9)
@@ -84,7 +85,7 @@ class PaceTest {
     private fun welcome(costs: String, queueUs: Int = 0) =
         Welcome(1, "t", "d", 9, 9, 9, 9, "", costs.hexToBytes(), 0, "", 0, queueUs)
 
-    private fun Pace.measure(call: String, arguments: List<*>) {
+    private fun Controller.measure(call: String, arguments: List<*>) {
         fun double(index: Int) = (arguments[index] as Number).toDouble()
         when (call) {
             "linked" -> {
