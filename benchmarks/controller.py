@@ -29,7 +29,7 @@ from rich.table import Table
 
 from benchmarks.command import Figures, common_arguments, conclude
 from benchmarks.links import LEAST_RETRY, RETRY_TRIPS, LabLink
-from benchmarks.scenarios import CHOICES, Scenario, draft, scenario
+from benchmarks.scenarios import ANSWERS, CHOICES, Scenario, draft, scenario
 from edge_runtime.session.actions import (
     Action,
     Compare,
@@ -67,6 +67,7 @@ COLUMNS = {
     "share_within_5_percent": "within 5 %",
     "mean_oracle_regret": "oracle",
     "mean_first_answer_regret": "first answer",
+    "mean_last_answer_regret": "last answer",
 }
 #: no answer is given up
 PATIENCE = Patience(open=60.0, silence=1e9, offline=1e9)
@@ -312,9 +313,9 @@ def write(world: Scenario, arm: str) -> list[float]:
     return [Simulation(world, number, device).run(number == 0) for number in range(len(world.passages))]
 
 
-def compare(recorded: Path | None, number: int) -> Figures:
+def compare(recorded: Path | None, answers: int, number: int) -> Figures:
     """Run one scenario with every arm."""
-    world = scenario(number, recorded)
+    world = scenario(number, recorded, answers)
     seconds = {arm: write(world, arm) for arm in (CHOSEN, *arms(world))}
     tokens = sum(passage.length for passage in world.passages)
     fixed = {arm: sum(each) for arm, each in seconds.items() if arm != CHOSEN}
@@ -324,7 +325,7 @@ def compare(recorded: Path | None, number: int) -> Figures:
         "number": number, "disturbance": world.disturbance, "link": world.profile.name, "curve": world.curve_name,
         "understudy": world.token is not None, "best": best, "tokens_per_second": round(tokens / chosen, 3),
         "regret": round(1 - fixed[best] / chosen, 5), "oracle_regret": round(1 - oracle / chosen, 5),
-        "first_answer": round(1 - seconds[best][0] / seconds[CHOSEN][0], 5),
+        "by_answer": [round(1 - its / own, 5) for its, own in zip(seconds[best], seconds[CHOSEN], strict=True)],
         "seconds": {arm: [round(each, 4) for each in of_arm] for arm, of_arm in seconds.items()},
     }  # fmt: skip
 
@@ -338,12 +339,13 @@ def summary(rows: Sequence[Figures]) -> Figures:
         "p95_regret": round(float(np.quantile(regret, 0.95)), 4),
         "share_within_5_percent": round(float((regret <= 0.05).mean()), 4),
         "mean_oracle_regret": round(float(np.mean([row["oracle_regret"] for row in rows])), 4),
-        "mean_first_answer_regret": round(float(np.mean([row["first_answer"] for row in rows])), 4),
+        "mean_first_answer_regret": round(float(np.mean([row["by_answer"][0] for row in rows])), 4),
+        "mean_last_answer_regret": round(float(np.mean([row["by_answer"][-1] for row in rows])), 4),
     }
 
 
 def measure(options: argparse.Namespace) -> Figures:
-    one = partial(compare, options.recorded)
+    one = partial(compare, options.recorded, options.answers)
     numbers = range(options.first, options.first + options.scenarios)
     if options.processes > 1:
         with ProcessPoolExecutor(options.processes) as pool:
@@ -387,6 +389,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--scenarios", type=int, default=200, help="how many (default: 200)")
     parser.add_argument("--first", type=int, default=0, help="number of the first (default: 0)")
+    parser.add_argument("--answers", type=int, default=ANSWERS, help=f"of each (default: {ANSWERS})")
     parser.add_argument("--processes", type=int, default=1, help="that share the work (default: 1)")
     parser.add_argument("--recorded", type=Path, metavar="FILE", help="take texts from this recording")
     parser.add_argument("--beside", type=Path, metavar="FILE", help="figures of another run of the same scenarios")

@@ -144,8 +144,8 @@ def draft(level: int, boast: float, nodes: int, gain: float) -> tuple[TokenTree,
     return tree, tuple(scores), steps
 
 
-def scenario(number: int, recorded: Path | None = None) -> Scenario:
-    """Return the scenario of this number. recorded: texts to take in place of invented ones."""
+def scenario(number: int, recorded: Path | None = None, answers: int = ANSWERS) -> Scenario:
+    """Return the scenario of this number, of so many answers. recorded: texts to take in place of invented ones."""
     rng = random.Random(number)
     disturbance = DISTURBANCES[number % len(DISTURBANCES)]
     curve_name = rng.choice(list(CURVES))
@@ -160,11 +160,11 @@ def scenario(number: int, recorded: Path | None = None) -> Scenario:
     advertised: CostCurve | None = curve
     if disturbance == "wrong curve":
         advertised = rng.choice([None, _distorted(curve, rng), _distorted(curve, rng)])
-    slow, queue = _weather(disturbance, number, rng, curve)
+    slow, queue = _weather(disturbance, number, rng, curve, answers)
     start = rng.uniform(0.2, 2.0)
     asleep = (start, start + rng.uniform(0.5, 5.0)) if disturbance == "suspend" else (inf, inf)
     understudy = rng.random() < 0.25
-    passages = _recorded(recorded, rng) if recorded else _passages(rng, number)
+    passages = _recorded(recorded, rng, answers) if recorded else _passages(rng, answers)
     return Scenario(
         number, disturbance, curve_name, profile, curve, advertised,
         boast=rng.choice([0.8, 1.0, 1.0, 1.25]),
@@ -184,13 +184,13 @@ def _distorted(curve: CostCurve, rng: random.Random) -> CostCurve:
 
 
 def _weather(
-    disturbance: str, number: int, rng: random.Random, curve: CostCurve
+    disturbance: str, number: int, rng: random.Random, curve: CostCurve, answers: int
 ) -> tuple[Callable[[int, float], float], Callable[[int, float], float]]:
     """(factor on the verifier's steps, seconds in its queue), by answer and seconds since that began."""
     quiet = lambda answer, at: 0.0  # noqa: E731
     if disturbance == "drift":
         ratio = rng.choice([0.4, 0.6, 1.7, 2.5])
-        return lambda answer, at: ratio ** ((answer + min(1.0, at / 8)) / ANSWERS), quiet
+        return lambda answer, at: ratio ** ((answer + min(1.0, at / 8)) / answers), quiet
     if disturbance == "steps":
         return lambda answer, at: (_noise(number, answer, int(at)) and 2.0) or 1.0, quiet
     if disturbance == "load":
@@ -206,12 +206,12 @@ def _noise(*place: int) -> bool:
     return random.Random(repr(place)).random() < 0.5
 
 
-def _passages(rng: random.Random, number: int) -> list[Passage]:
+def _passages(rng: random.Random, answers: int) -> list[Passage]:
     usual, spread = rng.uniform(1.5, 6.0), rng.uniform(0.3, 1.6)
     lookup = rng.choice([0.0, 0.0, 0.1, 0.2, 0.4])
     right = rng.choice(UNDERSTUDIES)
     made = []
-    for _ in range(ANSWERS):
+    for _ in range(answers):
         of_answer, levels = rng.gauss(usual, spread), list[int]()
         length = rng.choice([48, 64, 96, 128])
         hits = min(0.8, lookup * rng.uniform(0.2, 2.0))
@@ -229,13 +229,13 @@ def _passages(rng: random.Random, number: int) -> list[Passage]:
     return made
 
 
-def _recorded(path: Path, rng: random.Random) -> list[Passage]:
-    answers: Sequence[dict[str, list[int]]] = json.loads(path.read_text())["answers"]
+def _recorded(path: Path, rng: random.Random, answers: int) -> list[Passage]:
+    texts: Sequence[dict[str, list[int]]] = json.loads(path.read_text())["answers"]
     right = rng.choice(UNDERSTUDIES)
     return [
         Passage(
             answer["prompt"][0], answer["levels"], answer["ranks"],
             [rng.random() < right for _ in answer["levels"]], [bool(each) for each in answer["looked_up"]],
         )
-        for answer in rng.sample(answers, ANSWERS)
+        for answer in rng.sample(texts, min(answers, len(texts)))
     ]  # fmt: skip

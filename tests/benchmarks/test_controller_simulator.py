@@ -99,13 +99,13 @@ def test_a_tree_is_grown_best_first_and_never_larger_than_asked() -> None:
 
 def test_a_scenario_is_the_same_each_time_it_is_made() -> None:
     for number in range(8):
-        assert compare(None, number) == compare(None, number)
+        assert compare(None, 6, number) == compare(None, 6, number)
         assert scenario(number).passages == scenario(number).passages
     assert len({scenario(number).disturbance for number in range(8)}) == 8
 
 
 def test_regret_is_what_the_choice_lacks_of_the_best_arm() -> None:
-    row = compare(None, 2)
+    row = compare(None, 6, 2)
     fixed = {arm: sum(seconds) for arm, seconds in row["seconds"].items() if arm != "chosen"}
     assert row["best"] == min(fixed, key=lambda arm: fixed[arm])
     assert row["regret"] == pytest.approx(1 - min(fixed.values()) / sum(row["seconds"]["chosen"]), abs=1e-4)
