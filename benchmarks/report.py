@@ -297,7 +297,7 @@ HEADLINES: tuple[tuple[str, str, Callable[[Figures], str]], ...] = (
         lambda f: " and ".join(f"{f['device_peak_mib'][way]} MiB" for way in ("off", "warm")),
     ),
     (
-        "speedup over plain decoding in the worst case (device, verifier and a small target on one machine)",
+        "speed over plain decoding in the worst case (device, verifier and a small target on one machine)",
         "demo",
         lambda f: f"{f['ratio_to_plain']:.2f}x",
     ),
@@ -369,7 +369,8 @@ def headlines(results: dict[str, Result]) -> str:
     machines = "; ".join(sorted({result.run["machine"] for _, result, _ in used}))
     days = sorted({result.run["date"] for _, result, _ in used})
     when = " to ".join(dict.fromkeys([days[0], days[-1]]))
-    return "\n".join([*_table(rows), "", f"`python -m benchmarks.report` on {machines}, {when}."])
+    measured = textwrap.fill(f"`python -m benchmarks.report` on {machines}, {when}.", 119, break_on_hyphens=False)
+    return "\n".join([*_table(rows), "", measured])
 
 
 def with_headlines(readme: str, results: dict[str, Result]) -> str:
