@@ -47,6 +47,7 @@ from edge_runtime.speed.arms import TreeArm
 from edge_runtime.speed.controller import Controller
 from edge_runtime.speed.settled import Arm
 from edge_runtime.speed.tuning import LARGEST, Tuning
+from outrider_core.arguments import positive_int
 from outrider_core.drafting.drafter import PROMPT_CHUNK, Draft, TreeShape
 from outrider_core.machine import describe_machine
 from outrider_core.protocol.rows import RowShape
@@ -325,9 +326,13 @@ def compare(recorded: Path | None, answers: int, number: int) -> Figures:
         "number": number, "disturbance": world.disturbance, "link": world.profile.name, "curve": world.curve_name,
         "understudy": world.token is not None, "best": best, "tokens_per_second": round(tokens / chosen, 3),
         "regret": round(1 - fixed[best] / chosen, 5), "oracle_regret": round(1 - oracle / chosen, 5),
-        "by_answer": [round(1 - its / own, 5) for its, own in zip(seconds[best], seconds[CHOSEN], strict=True)],
         "seconds": {arm: [round(each, 4) for each in of_arm] for arm, of_arm in seconds.items()},
     }  # fmt: skip
+
+
+def regrets(row: Figures) -> list[float]:
+    """Of each answer of a scenario."""
+    return [1 - its / own for its, own in zip(row["seconds"][row["best"]], row["seconds"][CHOSEN], strict=True)]
 
 
 def summary(rows: Sequence[Figures]) -> Figures:
@@ -339,14 +344,17 @@ def summary(rows: Sequence[Figures]) -> Figures:
         "p95_regret": round(float(np.quantile(regret, 0.95)), 4),
         "share_within_5_percent": round(float((regret <= 0.05).mean()), 4),
         "mean_oracle_regret": round(float(np.mean([row["oracle_regret"] for row in rows])), 4),
-        "mean_first_answer_regret": round(float(np.mean([row["by_answer"][0] for row in rows])), 4),
-        "mean_last_answer_regret": round(float(np.mean([row["by_answer"][-1] for row in rows])), 4),
+        "mean_first_answer_regret": round(float(np.mean([regrets(row)[0] for row in rows])), 4),
+        "mean_last_answer_regret": round(float(np.mean([regrets(row)[-1] for row in rows])), 4),
     }
 
 
 def measure(options: argparse.Namespace) -> Figures:
     one = partial(compare, options.recorded, options.answers)
     numbers = range(options.first, options.first + options.scenarios)
+    other = {row["number"]: row for row in json.loads(options.beside.read_text())["rows"]} if options.beside else {}
+    if any(len(regrets(row)) != options.answers for row in other.values()):
+        raise ValueError(f"{options.beside} is of other conversations: give its --answers")
     if options.processes > 1:
         with ProcessPoolExecutor(options.processes) as pool:
             rows = list(pool.map(one, numbers, chunksize=8))
@@ -361,8 +369,7 @@ def measure(options: argparse.Namespace) -> Figures:
         "machine": describe_machine(), **summary(rows),
         "groups": {name: summary(groups[name]) for name in sorted(groups)}, "rows": rows,
     }  # fmt: skip
-    if options.beside:
-        other = {row["number"]: row for row in json.loads(options.beside.read_text())["rows"]}
+    if other:
         pairs = [(row, other[row["number"]]) for row in rows if row["number"] in other]
         logs = [np.log(row["tokens_per_second"] / its["tokens_per_second"]) for row, its in pairs]
         figures["over_other"] = round(float(np.exp(np.mean(logs))), 4)
@@ -387,10 +394,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.controller", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--scenarios", type=int, default=200, help="how many (default: 200)")
+    parser.add_argument("--scenarios", type=positive_int, default=200, help="how many (default: 200)")
     parser.add_argument("--first", type=int, default=0, help="number of the first (default: 0)")
-    parser.add_argument("--answers", type=int, default=ANSWERS, help=f"of each (default: {ANSWERS})")
-    parser.add_argument("--processes", type=int, default=1, help="that share the work (default: 1)")
+    parser.add_argument("--answers", type=positive_int, default=ANSWERS, help=f"of each (default: {ANSWERS})")
+    parser.add_argument("--processes", type=positive_int, default=1, help="that share the work (default: 1)")
     parser.add_argument("--recorded", type=Path, metavar="FILE", help="take texts from this recording")
     parser.add_argument("--beside", type=Path, metavar="FILE", help="figures of another run of the same scenarios")
     common_arguments(parser, json=Path("build/controller.json"))

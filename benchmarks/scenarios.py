@@ -237,5 +237,5 @@ def _recorded(path: Path, rng: random.Random, answers: int) -> list[Passage]:
             answer["prompt"][0], answer["levels"], answer["ranks"],
             [rng.random() < right for _ in answer["levels"]], [bool(each) for each in answer["looked_up"]],
         )
-        for answer in rng.sample(texts, min(answers, len(texts)))
+        for answer in rng.sample(texts, answers)
     ]  # fmt: skip

@@ -432,7 +432,7 @@ def storm(verifier: Verifier, frames: int, seed: int, tick: Callable[[Report], N
             name = f"ERROR {reply.code}" if isinstance(reply, Error) else type(reply).__name__.upper()
             report.replies[name] += 1
         if front.submitted >= paused + PAUSE_EVERY:
-            assert until(lambda: verifier.idle), "the engine thread hangs"
+            assert until(lambda: verifier.idle or not verifier.alive) and verifier.alive, "the engine thread hangs"
             paused = front.submitted
         front.deliver()
         if device.connection.closing is not None or device.connection.backlogged:

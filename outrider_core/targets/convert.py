@@ -57,8 +57,8 @@ def make_target_bundle(
     Work under way lies beside it. An interrupted conversion resumes there (one that failed starts again). Among several
     processes one works and the others wait. done(step, steps): called after every step. waiting(): called if another
     process is at work. bits: of its weights, one of BITS. calibrate: make a first copy, let it write some answers, and
-    round weights again by the inputs that its layers read then; otherwise to nearest; None: only 4 bits. remedy: what
-    to do if the folder cannot be written. Raises TargetBundleError.
+    round weights again by the inputs that its layers read then; otherwise to nearest; None: only 4 bits; never 32.
+    remedy: what to do if the folder cannot be written. Raises TargetBundleError.
     """
     aside = folder.with_name(f".{folder.name}.{source.identity}.partial")
     try:

@@ -42,8 +42,8 @@ def test_the_controller_ends_in_the_faster_mode(
     controller = Controller()
     controller.linked(welcome(curve if tells else None), rtt)
     mode = controller.begin()
-    tree, arms = Drafts(0.5).tree(31)[0], [mode]
-    while len(arms) <= 80 or controller.trial:
+    tree, arms = Drafts(0.5).tree(31)[0], [Arm.TREE, mode]
+    while len(arms) <= 81 or controller.trial:
         noise = rng.uniform(0.95, 1.05)
         if mode == "tree":
             engine = slowdown * curve.at(32) * noise
@@ -169,7 +169,7 @@ def converse(controller: Controller, curve: CostCurve, rtt: float, tau: float, t
     """A long answer over a link that is not as `controller` believes: (seconds, trials, changes of the arm)."""
     rng, seconds, written = random.Random(1), 0.0, 0
     tree, mode, trials = Drafts(0.5).tree(15)[0], controller.begin(), 0
-    arms = [mode]
+    arms = [Arm.TREE, mode]
     while written < tokens:
         before = mode
         if mode == "tree":
