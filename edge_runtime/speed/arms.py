@@ -26,8 +26,9 @@ DEPTHS = 6
 USUAL_ROUND, USUAL_TOKEN = 0.05, 0.01
 #: weight of the newest token of a stream: one token says less than a round, and lookup brings several or none
 TOKEN_SMOOTHING = 0.05
-#: tokens that a round of trees is taken to bring before one was seen, and drafting steps that it takes
-PRIOR_TAU, PRIOR_STEPS = 3.0, 4
+#: tokens that a round of trees is taken to bring before one was seen, and drafting steps that it takes; tokens that a
+#: step of a stream is taken to bring if the verifier does not know
+PRIOR_TAU, PRIOR_STEPS, PRIOR_STREAM = 3.0, 4, 1.25
 #: nodes that are drafted in any case, and nodes drafted per node that was worth sending in earlier trees
 LEAST_NODES, SPARE = 16, 2
 #: tokens of a chain at most, and of the first, by which chains are known; how likely a token is taken to be right at
@@ -160,14 +161,15 @@ class StreamArm:
     late: bool = False
 
     def told(self, tokens: float) -> None:
-        """WELCOME says that a step brings so many tokens."""
+        """WELCOME says that a step brings so many tokens; 0: the verifier does not know."""
         if not self.tokens:
-            self.first = self.usual = 1 / max(1.0, tokens)
+            self.first = self.usual = 1 / max(1.0, tokens or PRIOR_STREAM)
 
     def came(self, gap: float, engine: float, overdue: bool, same_step: bool) -> None:
         """A token came `gap` after the one before it. The time of tokens delayed by an outage is ignored."""
-        self.first = blend(self.first, not same_step, TOKEN_SMOOTHING)
-        self.usual = blend(self.usual, not same_step, max(USUAL_TOKEN, 1 / (PRIOR + self.tokens)))
+        early = 1 / (PRIOR + self.tokens)
+        self.first = blend(self.first, not same_step, max(TOKEN_SMOOTHING, early))
+        self.usual = blend(self.usual, not same_step, max(USUAL_TOKEN, early))
         self.late = overdue or (self.late and (same_step or gap < engine / 2))
         if not self.late:
             self.tokens += 1

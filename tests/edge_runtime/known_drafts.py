@@ -16,7 +16,8 @@ GPU = CostCurve((1, 64, 128), (0.025, 0.026, 0.032))
 
 
 def welcome(curve: CostCurve | None) -> Welcome:
-    return Welcome(1, "t", "d", 100, 2048, 255, 255, "", curve.pack() if curve else b"")
+    """Of a verifier whose streams brought a token a step."""
+    return Welcome(1, "t", "d", 100, 2048, 255, 255, "", curve.pack() if curve else b"", stream_tokens=100)
 
 
 class Drafts:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from edge_runtime.speed.arms import PRIOR_STEPS, TreeArm
+from edge_runtime.speed.arms import PRIOR_STEPS, PRIOR_STREAM, TreeArm
 from edge_runtime.speed.controller import Controller
 from edge_runtime.speed.cost_model import CostModel
 from edge_runtime.speed.explorer import EVERY, SHARE
@@ -16,7 +16,7 @@ from edge_runtime.speed.settled import Arm
 from edge_runtime.speed.tuning import LARGEST
 from outrider_core.protocol.costs import CostCurve
 from outrider_core.protocol.tree import TokenTree
-from outrider_core.protocol.wire import Verify, Welcome, encode, pack_tree
+from outrider_core.protocol.wire import Verify, encode, pack_tree
 from tests.edge_runtime.known_drafts import CPU, GPU, Drafts, welcome
 
 
@@ -106,6 +106,16 @@ def test_what_a_verifier_tells_of_itself_counts_until_it_was_measured() -> None:
     assert controller.stream.rate(controller.costs) == pytest.approx(1.5 / CPU.at(1))
     controller.linked(welcome(GPU), 0.01)
     assert controller.stream.rate(controller.costs) == pytest.approx(1 / GPU.at(1)) and controller.costs.queue == 0.0
+
+
+def test_a_stream_of_a_verifier_that_knows_nothing_of_it_is_taken_to_bring_a_little_by_lookup() -> None:
+    """It was started a moment ago; the first tokens tell."""
+    controller = Controller()
+    controller.linked(structs.replace(welcome(GPU), stream_tokens=0), 0.01)
+    assert controller.stream.rate(controller.costs) == pytest.approx(PRIOR_STREAM / GPU.at(1))
+    for _ in range(EVERY):
+        controller.streamed(GPU.at(1), GPU.at(1), overdue=False)
+    assert controller.stream.rate(controller.costs) == pytest.approx(1 / GPU.at(1), rel=0.1)
 
 
 def test_a_verifier_that_advertises_no_costs_gets_complete_trees() -> None:
@@ -253,7 +263,7 @@ def test_an_answer_begins_with_what_streams_usually_bring() -> None:
     assert gap(controller) == pytest.approx(0.01, rel=0.1)
     controller.begin()
     assert gap(controller) == pytest.approx(0.006, rel=0.15)
-    controller.linked(Welcome(1, "t", "d", 9, 9, 9, 9, "", CostCurve((1, 8), (0.5, 0.5)).pack()), 0.01)
+    controller.linked(welcome(CostCurve((1, 8), (0.5, 0.5))), 0.01)
     assert gap(controller) == 0.5, "another verifier"
 
 

@@ -28,6 +28,8 @@ const TOKEN_SMOOTHING = 0.05;
 /** Tokens that a round of trees is taken to bring before one was seen, and drafting steps that it takes. */
 const PRIOR_TAU = 3;
 export const PRIOR_STEPS = 4;
+/** Tokens that a step of a stream is taken to bring if the verifier does not know. */
+const PRIOR_STREAM = 1.25;
 /** Nodes that are drafted in any case, and nodes drafted per node that was worth sending in earlier trees. */
 const LEAST_NODES = 16;
 const SPARE = 2;
@@ -172,13 +174,14 @@ export class StreamArm {
 
   /** WELCOME says that a step brings so many tokens. */
   told(tokens: number): void {
-    if (!this.tokens) this.first = this.usual = 1 / Math.max(1, tokens);
+    if (!this.tokens) this.first = this.usual = 1 / Math.max(1, tokens || PRIOR_STREAM);
   }
 
   /** A token came `gap` after the one before it. The time of tokens delayed by an outage is ignored. */
   came(gap: number, engine: number, overdue: boolean, sameStep: boolean): void {
-    this.first = blend(this.first, sameStep ? 0 : 1, TOKEN_SMOOTHING);
-    this.usual = blend(this.usual, sameStep ? 0 : 1, Math.max(USUAL_TOKEN, 1 / (PRIOR + this.tokens)));
+    const [begins, early] = [sameStep ? 0 : 1, 1 / (PRIOR + this.tokens)];
+    this.first = blend(this.first, begins, Math.max(TOKEN_SMOOTHING, early));
+    this.usual = blend(this.usual, begins, Math.max(USUAL_TOKEN, early));
     this.late = overdue || (this.late && (sameStep || gap < engine / 2));
     if (this.late) return;
     this.tokens++;

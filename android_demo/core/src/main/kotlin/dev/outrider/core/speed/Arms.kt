@@ -35,6 +35,9 @@ private const val TOKEN_SMOOTHING = 0.05
 private const val PRIOR_TAU = 3.0
 internal const val PRIOR_STEPS = 4
 
+/** Tokens that a step of a stream is taken to bring if the verifier does not know. */
+private const val PRIOR_STREAM = 1.25
+
 /** Nodes that are drafted in any case, and nodes drafted per node that was worth sending in earlier trees. */
 private const val LEAST_NODES = 16
 private const val SPARE = 2
@@ -186,15 +189,16 @@ internal class StreamArm {
     /** WELCOME says that a step brings so many [tokens]. */
     fun told(tokens: Double) {
         if (this.tokens > 0) return
-        first = 1 / maxOf(1.0, tokens)
+        first = 1 / maxOf(1.0, if (tokens > 0) tokens else PRIOR_STREAM)
         usual = first
     }
 
     /** A token came [gap] after the one before it. The time of tokens delayed by an outage is ignored. */
     fun came(gap: Double, engine: Double, overdue: Boolean, sameStep: Boolean) {
         val begins = if (sameStep) 0.0 else 1.0
-        first = blend(first, begins, TOKEN_SMOOTHING)
-        usual = blend(usual, begins, maxOf(USUAL_TOKEN, 1 / (PRIOR + tokens)))
+        val early = 1 / (PRIOR + tokens)
+        first = blend(first, begins, maxOf(TOKEN_SMOOTHING, early))
+        usual = blend(usual, begins, maxOf(USUAL_TOKEN, early))
         late = overdue || (late && (sameStep || gap < engine / 2))
         if (late) return
         tokens++
