@@ -125,11 +125,8 @@ class Tuning:
         nodes, depth = min(self.largest.nodes, nodes), min(self.largest.depth, depth)
         if not self.shaping:
             return nodes, depth, None
-        return (
-            min(nodes, self.controller.tree.worth_drafting()),
-            depth,
-            self.controller.tree.gain(self.controller.costs),
-        )
+        trees = self.controller.tree
+        return min(nodes, trees.worth_drafting()), depth, trees.gain(self.controller.costs)
 
     def chain(self, limit: int, room: int, ready: bool, alone: bool = False) -> int:
         """Tokens of the chain that the understudy is to draft next; 0: the drafter drafts a tree. limit: that the
@@ -170,7 +167,7 @@ class Tuning:
         if controller.pinned or self._comparing or controller.arm is Arm.TREE:
             return None
         self._offer(drafts)
-        if controller.arm is Arm.STREAM and self.controller.chain.ready and controller.compares(Arm.CHAIN):
+        if controller.arm is Arm.STREAM and controller.chain.ready and controller.compares(Arm.CHAIN):
             self._comparing = Arm.CHAIN
             return Arm.CHAIN, (FIRST_TOKENS, FIRST_TOKENS, None)
         if controller.compares(Arm.TREE):
