@@ -43,10 +43,9 @@ from edge_runtime.session.policy import Policy, UnderstudyUse, WhoWrites
 from edge_runtime.session.session import Session
 from edge_runtime.session.states import Writer
 from edge_runtime.session.timeouts import Patience, RoundTimer
-from edge_runtime.speed.arms import TreeArm
+from edge_runtime.session.tuning import LARGEST, Tuning
+from edge_runtime.speed.arms import Arm, TreeArm
 from edge_runtime.speed.controller import Controller
-from edge_runtime.speed.settled import Arm
-from edge_runtime.speed.tuning import LARGEST, Tuning
 from outrider_core.arguments import positive_int
 from outrider_core.drafting.drafter import PROMPT_CHUNK, Draft, TreeShape
 from outrider_core.machine import describe_machine

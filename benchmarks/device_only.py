@@ -29,7 +29,7 @@ from edge_runtime.blocking import BlockingRuntime
 from edge_runtime.events import Finished
 from edge_runtime.options import Pinned, RuntimeOptions
 from edge_runtime.runtime import EdgeRuntime
-from edge_runtime.speed.settled import Arm
+from edge_runtime.speed.arms import Arm
 from outrider_core.drafting.bundle import UNDERSTUDY_FOLDER, open_bundle
 from outrider_core.drafting.engines import open_engine
 from outrider_core.machine import describe_machine

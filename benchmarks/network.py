@@ -58,7 +58,7 @@ from edge_runtime.events import AnswerStats, Finished, Provisional, Verified
 from edge_runtime.options import Pinned, RuntimeOptions
 from edge_runtime.runtime import EdgeRuntime
 from edge_runtime.session.policy import Policy
-from edge_runtime.speed.tuning import LARGEST
+from edge_runtime.session.tuning import LARGEST
 from export.bundle.verifier_process import PLAIN_STREAMS, VerifierProcess
 from outrider_core.drafting.bundle import Bundle, open_bundle
 from outrider_core.drafting.drafter import TreeShape

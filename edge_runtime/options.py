@@ -10,8 +10,8 @@ from typing import Any, Literal, TypedDict
 from edge_runtime.link.authorization import TokenProvider
 from edge_runtime.session.policy import Policy
 from edge_runtime.session.timeouts import Patience
-from edge_runtime.speed.settled import Arm
-from edge_runtime.speed.tuning import LARGEST
+from edge_runtime.session.tuning import LARGEST
+from edge_runtime.speed.arms import Arm
 from outrider_core.drafting.drafter import TreeShape
 from outrider_core.drafting.engines import Engine
 from outrider_core.drafting.row_cost import USUAL

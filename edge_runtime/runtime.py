@@ -31,9 +31,9 @@ from edge_runtime.session.record import constraint_of as recorded_constraint
 from edge_runtime.session.record import read_record, record_of, restore
 from edge_runtime.session.session import Session
 from edge_runtime.session.timeouts import Patience, RoundTimer
+from edge_runtime.session.tuning import Tuning
+from edge_runtime.speed.arms import Arm
 from edge_runtime.speed.controller import Controller
-from edge_runtime.speed.settled import Arm
-from edge_runtime.speed.tuning import Tuning
 from outrider_core.chat.api.constraints import constraint_of
 from outrider_core.chat.api.tools import tool_use_of
 from outrider_core.chat.messages import as_templates_take

@@ -48,7 +48,7 @@ from edge_runtime.blocking import BlockingRuntime
 from edge_runtime.events import Finished, Verified
 from edge_runtime.options import Pinned, RuntimeOptions
 from edge_runtime.runtime import EdgeRuntime
-from edge_runtime.speed.settled import Arm
+from edge_runtime.speed.arms import Arm
 from lab import llama_peer
 from lab.lab import Lab
 from outrider.local import LocalVerifier

@@ -26,4 +26,4 @@ export { EdgeRuntime, type Options, type Request } from "./runtime.js";
 export type { Policy } from "./session/policy.js";
 export type { AnswerRecord } from "./session/record.js";
 export type { Patience } from "./session/timeouts.js";
-export type { Arm } from "./speed/settled.js";
+export type { Arm } from "./speed/arms.js";

@@ -21,9 +21,9 @@ import { type Policy, policy } from "./session/policy.js";
 import { type AnswerRecord, checkRecord, recordOf, restore, settingsOf } from "./session/record.js";
 import { Session } from "./session/session.js";
 import { PATIENCE, type Patience, RoundTimer } from "./session/timeouts.js";
+import { LARGEST, Tuning } from "./session/tuning.js";
+import type { Arm } from "./speed/arms.js";
 import { Controller } from "./speed/controller.js";
-import type { Arm } from "./speed/settled.js";
-import { LARGEST, Tuning } from "./speed/tuning.js";
 
 /** All may be left out. */
 export interface Options {

@@ -3,11 +3,11 @@ import { test } from "node:test";
 import { LocalUnderstudy, type UnderstudyThread } from "../src/answer/understudyThread.js";
 import { Sampling } from "../src/protocol/sampling.js";
 import { TokenTree } from "../src/protocol/tree.js";
-import { ChainArm, FIRST_TOKENS } from "../src/speed/arms.js";
+import type { Settled } from "../src/session/settled.js";
+import { Tuning } from "../src/session/tuning.js";
+import { type Arm, ChainArm, FIRST_TOKENS } from "../src/speed/arms.js";
 import { Controller } from "../src/speed/controller.js";
 import { CostModel } from "../src/speed/costModel.js";
-import type { Arm, Settled } from "../src/speed/settled.js";
-import { Tuning } from "../src/speed/tuning.js";
 import { Understudy } from "../src/targets/understudy.js";
 import { FakeTarget } from "./fakeTarget.js";
 import { ALPHABET, FakeVerifier, plain } from "./fakeVerifier.js";
@@ -176,7 +176,7 @@ test("of a chain behind which the answer ended, the tokens before its end are ju
     tuning.controller.chain.verified = (...given) => judgements.push(given);
     const settled: Settled = {
       ...{ arm: "chain", tree: TokenTree.chain([1, 2, 3, 4]), scores: [], afterOpen: false, askedFor: false },
-      ...{ accepted: [0, 1], tokens: [1, 2, 7], wait: 0.1, engine: 0.001, queue: 0, ended, sameStep: false },
+      ...{ accepted: [0, 1], tokens: [1, 2, 7], wait: 0.1, engine: 0.001, ended, sameStep: false },
       late: false,
     };
     tuning.answered(settled, 0.1);

@@ -7,9 +7,9 @@ import { largest, likeliest, nthLargest } from "../src/drafting/select.js";
 import { RowShape } from "../src/protocol/rows.js";
 import { Sampling } from "../src/protocol/sampling.js";
 import { TokenTree } from "../src/protocol/tree.js";
+import type { Settled } from "../src/session/settled.js";
+import { Tuning } from "../src/session/tuning.js";
 import { Controller } from "../src/speed/controller.js";
-import type { Settled } from "../src/speed/settled.js";
-import { Tuning } from "../src/speed/tuning.js";
 import { HashEngine } from "./hashEngine.js";
 import { type Any, constraint, counted, fromHex, read, sampling } from "./vectors.js";
 
@@ -165,26 +165,27 @@ function linked(curve: readonly number[], queueUs = 0): Controller {
 
 test("a curve that falls to nothing leaves rates finite", () => {
   const controller = linked([1, 100, 2, 50]);
-  controller.verified(TokenTree.chain([1, 2]), [-0.1, -0.2], 1, 0.02, 0.01, 0);
+  controller.verified(TokenTree.chain([1, 2]), [-0.1, -0.2], 1, 0.02, 0.01);
   for (const rate of controller.rates().values()) assert.ok(rate > 0 && rate < 1e9);
 });
 
 test("a queue that was told is a guess, which a stream's first verdict replaces too", () => {
   const first: Settled = {
     ...{ arm: "stream", tree: TokenTree.EMPTY, scores: [], accepted: [], tokens: [1], ended: false, late: false },
-    ...{ wait: 0.05, engine: 0.02, queue: 0.004, afterOpen: false, sameStep: false, askedFor: true },
+    ...{ wait: 0.05, engine: 0.02, afterOpen: false, sameStep: false, askedFor: true },
   };
   for (const byStream of [false, true]) {
     const controller = linked([1, 100], 2 ** 31);
     const tuning = new Tuning(controller);
     if (byStream) tuning.answered(first, 0);
-    else controller.verified(TokenTree.chain([1]), [], 1, 0.05, 0.02, 0.004);
-    near(controller.costs.queue, 0.004, 1e-9);
+    else controller.verified(TokenTree.chain([1]), [], 1, 0.05, 0.02);
+    near(controller.costs.between, 0.03, 1e-9);
     controller.costs.waited(0);
-    near(controller.costs.queue, 0.002, 1e-9);
-    tuning.answered({ ...first, queue: 3, afterOpen: true }, 0); // its own prompt was read
-    tuning.answered({ ...first, queue: 0, sameStep: true }, 0);
-    near(controller.costs.queue, 0.002, 1e-9);
+    near(controller.costs.between, 0.025, 1e-9);
+    tuning.answered({ ...first, wait: 3, afterOpen: true }, 0); // its own prompt was read
+    tuning.answered({ ...first, wait: 3, sameStep: true }, 0);
+    tuning.answered({ ...first, wait: 3, late: true }, 0);
+    near(controller.costs.between, 0.025, 1e-9);
   }
 });
 
@@ -199,15 +200,15 @@ function measure(controller: Controller, call: string, given: Any[]): void {
     const [costs, rtt, streamTokens, queueUs] = given;
     controller.linked({ costs: fromHex(costs), streamTokens, queueUs }, rtt);
   } else if (call === "drafted") controller.tree.drafted(given[0], given[1]);
-  else if (call === "streamed") controller.streamed(given[0], given[1], given[2], given[3]);
+  else if (call === "streamed") controller.streamed(given[0], given[1], given[2]);
   else if (call === "waited") controller.waited(given[0]);
   else if (call === "prepared") controller.prepared();
   else if (call === "chain_ready") controller.chain.ready = given[0];
   else if (call === "chain_drafted") controller.chain.drafted(given[0], given[1]);
-  else if (call === "chain_verified") controller.chainVerified(given[0], given[1], given[2], given[3], given[4]);
+  else if (call === "chain_verified") controller.chainVerified(given[0], given[1], given[2], given[3]);
   else if (call === "compared") controller.chain.verified(given[0], given[1]);
   else if (call === "verified") {
-    controller.verified(new TokenTree(given[0], given[1]), given[2], given[3].length, given[4], given[5], given[6]);
+    controller.verified(new TokenTree(given[0], given[1]), given[2], given[3].length, given[4], given[5]);
   } else {
     assert.equal(call, "foreseen");
     controller.foreseen(new TokenTree(given[0], given[1]), given[2], given[3].length, given[4]);

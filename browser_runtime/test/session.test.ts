@@ -9,8 +9,8 @@ import { RowsSeen } from "../src/session/featureRows.js";
 import { policy } from "../src/session/policy.js";
 import { Session } from "../src/session/session.js";
 import { RoundTimer } from "../src/session/timeouts.js";
+import { Tuning } from "../src/session/tuning.js";
 import { Controller } from "../src/speed/controller.js";
-import { Tuning } from "../src/speed/tuning.js";
 import { type Any, constraint, counted, fields, fromHex, message, read, same, sampling } from "./vectors.js";
 
 test("every recorded session replays: the same actions and states", () => {

@@ -45,7 +45,7 @@ from edge_runtime.session.actions import (
 )
 from edge_runtime.session.session import Session
 from edge_runtime.session.states import Writer
-from edge_runtime.speed.settled import Arm
+from edge_runtime.speed.arms import Arm
 from outrider_core.chat.grammar import GrammarError
 from outrider_core.protocol.ending import FinishReason
 

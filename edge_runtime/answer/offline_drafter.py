@@ -17,10 +17,10 @@ from pathlib import Path
 
 import numpy as np
 
+from edge_runtime.session.tuning import LARGEST
 from edge_runtime.speed.ahead import Ahead
+from edge_runtime.speed.arms import Arm
 from edge_runtime.speed.controller import Controller
-from edge_runtime.speed.settled import Arm
-from edge_runtime.speed.tuning import LARGEST
 from outrider_core.drafting.bundle import SERVER_HALF_FILE, UNDERSTUDY_FOLDER, Bundle
 from outrider_core.drafting.drafter import PROMPT_CHUNK, Drafter, TreeShape
 from outrider_core.drafting.engines import Engine
@@ -156,9 +156,9 @@ class OfflineDrafter:
             controller.foreseen(step.tree, step.scores, path, step.trial)
             controller.costs.stepped(1 + len(step.tree), step.seconds)
         elif step.tree:
-            controller.verified(step.tree, step.scores, path, step.seconds, step.seconds, 0.0)
+            controller.verified(step.tree, step.scores, path, step.seconds, step.seconds)
         else:
-            controller.streamed(step.seconds, step.seconds, overdue=False)
+            controller.streamed(step.seconds, step.seconds)
         return self.controller.choose()
 
     def _has_read(

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_runtime.session.states import PauseReason, Writer
-from edge_runtime.speed.settled import Arm
+from edge_runtime.speed.arms import Arm
 from outrider_core.protocol.ending import FinishReason
 from outrider_core.protocol.wire import ClientMessage
 

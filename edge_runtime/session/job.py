@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from edge_runtime.session.states import Writer
-from edge_runtime.speed.settled import Arm
+from edge_runtime.speed.arms import Arm
 from outrider_core.drafting.drafter import Draft
 
 

@@ -40,13 +40,14 @@ from edge_runtime.session.feature_rows import RowsSeen
 from edge_runtime.session.job import JobSlot
 from edge_runtime.session.offline import REFUSED_SECONDS, OfflineWriter
 from edge_runtime.session.policy import OnReturn, Policy
+from edge_runtime.session.settled import Settled
 from edge_runtime.session.states import PauseReason, State, Writer
 from edge_runtime.session.stats import SessionStats
 from edge_runtime.session.timeouts import Patience, RoundTimer
 from edge_runtime.session.transcript import Transcript
+from edge_runtime.session.tuning import Tuning
 from edge_runtime.session.verifier import Deadline, Refusal, VerifierState
-from edge_runtime.speed.settled import Arm, Settled
-from edge_runtime.speed.tuning import Tuning
+from edge_runtime.speed.arms import Arm
 from outrider_core.drafting.drafter import Draft
 from outrider_core.protocol.constraint import Constraint
 from outrider_core.protocol.ending import FinishReason

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edge_runtime.speed.settled import Arm, Settled
+from edge_runtime.session.settled import Settled
+from edge_runtime.speed.arms import Arm
 from outrider_core.drafting.drafter import Draft
 
 

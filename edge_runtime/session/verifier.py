@@ -7,8 +7,9 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from edge_runtime.session.actions import Pin, Send
+from edge_runtime.session.settled import Settled
 from edge_runtime.session.timeouts import Patience, RoundTimer
-from edge_runtime.speed.settled import Arm, Settled
+from edge_runtime.speed.arms import Arm
 from outrider_core.protocol.constraint import Constraint
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.tree import MAX_NODES, TokenTree
@@ -219,7 +220,7 @@ class VerifierState:
         path = [request.tree.tokens[node] for node in verdict.accepted if node < len(request.tree)]
         return Settled(
             request.arm, request.tree, request.scores, tuple(verdict.accepted), [*path, verdict.bonus],
-            now - request.sent, engine, verdict.queue_us / 1e6, verdict.finish != FINISH_NONE,
+            now - request.sent, engine, verdict.finish != FINISH_NONE,
             request.after_open, now >= request.due, same_step,
             request.clock is StreamClock.SILENT or (same_step and request.clock is StreamClock.FIRST),
         )  # fmt: skip

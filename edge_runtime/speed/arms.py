@@ -9,23 +9,22 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_runtime.speed.cost_model import LEAST_SECONDS, SMOOTHING, CostModel, blend
+from edge_runtime.speed.cost_model import LEAST_SECONDS, OUTLIER, PRIOR, SMOOTHING, USUAL, CostModel, blend
 from outrider_core.protocol.tree import TokenTree
 
-#: observations that acceptance at a depth, of a chain's tokens, or of a stream's begins with; what an older one still
-#: counts after one more
-PRIOR, FADING = 4.0, 0.98
+#: what an older observation still counts after one more
+FADING = 0.98
 #: levels of a tree that are calibrated separately; deeper ones count as the last
 DEPTHS = 6
-#: weight in what is usual, of a tree and of a streamed token: how well text can be foreseen differs more between
-#: answers than within one
-USUAL_ROUND, USUAL_TOKEN = 0.05, 0.01
-#: weight of the newest token of a stream: one token says less than a round, and lookup brings several or none
-TOKEN_SMOOTHING = 0.05
+#: weight in what is usual of a streamed token: one says less than a round
+USUAL_TOKEN = 0.01
+#: weight of what a tree's nodes promised in the tokens that it is taken to bring, next to those that came true
+PROMISED = 0.7
 #: tokens that a round of trees is taken to bring before one was seen, and drafting steps that it takes; tokens that a
 #: step of a stream is taken to bring if the verifier does not know
 PRIOR_TAU, PRIOR_STEPS, PRIOR_STREAM = 3.0, 4, 1.25
@@ -35,6 +34,14 @@ LEAST_NODES, SPARE = 16, 2
 #: first, and at most
 MOST_TOKENS, FIRST_TOKENS = 16, 4
 PRIOR_RIGHT, MOST_RIGHT = 0.7, 0.99
+
+
+class Arm(StrEnum):
+    """How the device uses the target."""
+
+    TREE = "tree"  #: to verify trees of the drafter
+    CHAIN = "chain"  #: to verify chains of the understudy
+    STREAM = "stream"  #: to write alone
 
 
 @dataclass
@@ -49,13 +56,17 @@ class TreeArm:
     nodes: float = LEAST_NODES
     step: float | None = None
     #: accepted nodes by depth: as the drafter predicted them, and as they came
-    predicted: list[float] = field(default_factory=lambda: [PRIOR] * (DEPTHS + 1))
-    accepted: list[float] = field(default_factory=lambda: [PRIOR] * (DEPTHS + 1))
+    predicted: list[float] = field(default_factory=lambda: [1.0] * (DEPTHS + 1))
+    accepted: list[float] = field(default_factory=lambda: [1.0] * (DEPTHS + 1))
 
     def drafted(self, seconds: float, steps: int) -> None:
         """A tree was drafted."""
         if steps:
-            self.step = blend(self.step, seconds / steps)
+            self.step = blend(self.step, self.usual(seconds, steps) / steps)
+
+    def usual(self, seconds: float, steps: int) -> float:
+        """Of `seconds` that drafting in `steps` steps took, those that say something of the next round."""
+        return min(seconds, OUTLIER * steps * self.step) if self.step else seconds
 
     def learn(self, tree: TokenTree, scores: Sequence[float], path: Sequence[int]) -> None:
         """Of `tree`, `path` came true. tau is what its nodes promise, calibrated: that varies less than luck."""
@@ -64,14 +75,14 @@ class TreeArm:
         tokens = 1.0 + len(path)
         if scores and len(scores) == len(tree):
             for known in (self.predicted, self.accepted):
-                known[:] = [PRIOR + FADING * (each - PRIOR) for each in known]
+                known[:] = [1 + FADING * (each - 1) for each in known]
             for depth, score in zip(tree.depths, scores, strict=True):
                 self.predicted[min(depth, DEPTHS)] += math.exp(score)
             for depth in range(1, len(path) + 1):
                 self.accepted[min(depth, DEPTHS)] += 1
-            tokens = float(self._expected(tree, scores)[-1])
+            tokens += PROMISED * (float(self._expected(tree, scores)[-1]) - tokens)
         self.tau = blend(self.tau, tokens, max(SMOOTHING, 1 / (1 + self.trees)))
-        self.usual_tau = blend(self.usual_tau, tokens, max(USUAL_ROUND, 1 / (1 + self.trees)))
+        self.usual_tau = blend(self.usual_tau, tokens, max(USUAL, 1 / (1 + self.trees)))
 
     def _expected(self, tree: TokenTree, scores: Sequence[float]) -> NDArray[np.float64]:
         """Tokens that the first 1, 2, ... nodes of `tree` promise, as far as promises were kept so far."""
@@ -114,11 +125,6 @@ class ChainArm:
     right: float = PRIOR * PRIOR_RIGHT
     judged: float = PRIOR
 
-    @property
-    def known(self) -> bool:
-        """Whether `best` tells something."""
-        return self.ready and self.most > 1 and self.token is not None
-
     def drafted(self, tokens: int, seconds: float) -> None:
         """`tokens` were drafted in `seconds`."""
         if tokens:
@@ -150,32 +156,30 @@ class ChainArm:
 @dataclass
 class StreamArm:
     """first: share of the tokens that begin a step, the others come of lookup; usual: in the answers so far, of so many
-    `tokens`; at first as WELCOME has it. rest: seconds between tokens besides the engine. late: tokens arrive that an
-    outage held back.
+    `tokens`; at first as WELCOME has it. rest: seconds between tokens besides the engine.
     """
 
     first: float = 1.0
     usual: float = 1.0
     tokens: int = 0
     rest: float = 0.0
-    late: bool = False
 
     def told(self, tokens: float) -> None:
         """WELCOME says that a step brings so many tokens; 0: the verifier does not know."""
         if not self.tokens:
             self.first = self.usual = 1 / max(1.0, tokens or PRIOR_STREAM)
 
-    def came(self, gap: float, engine: float, overdue: bool, same_step: bool) -> None:
-        """A token came `gap` after the one before it. The time of tokens delayed by an outage is ignored."""
+    def came(self, gap: float, engine: float, same_step: bool) -> None:
+        """A token came `gap` after the one before it; many at once follow a late one. engine: 0: unknown."""
         early = 1 / (PRIOR + self.tokens)
-        self.first = blend(self.first, not same_step, max(TOKEN_SMOOTHING, early))
+        self.first = blend(self.first, not same_step, max(USUAL, early))
         self.usual = blend(self.usual, not same_step, max(USUAL_TOKEN, early))
-        self.late = overdue or (self.late and (same_step or gap < engine / 2))
-        if not self.late:
-            self.tokens += 1
-            self.rest = blend(self.rest, gap if same_step else gap - engine, max(USUAL_TOKEN, 1 / self.tokens))
+        self.tokens += 1
+        rest = min(gap - engine, OUTLIER * engine) if engine else gap
+        self.rest = blend(self.rest, rest, max(USUAL_TOKEN, 1 / self.tokens))
 
     def rate(self, costs: CostModel) -> float | None:
         """Tokens per second; None where nothing is known."""
-        seconds = self.first * costs.step(0) + max(0.0, self.rest)
-        return 1 / max(LEAST_SECONDS, seconds) if seconds else None
+        if costs.curve is None and costs.token_slowdown is None:
+            return None
+        return 1 / max(LEAST_SECONDS, self.first * costs.step(0) + max(0.0, self.rest))

@@ -9,10 +9,9 @@ from dataclasses import dataclass, field, replace
 from math import inf
 
 from edge_runtime.speed.ahead import Ahead
-from edge_runtime.speed.arms import PRIOR_STEPS, ChainArm, StreamArm, TreeArm
+from edge_runtime.speed.arms import PRIOR_STEPS, Arm, ChainArm, StreamArm, TreeArm
 from edge_runtime.speed.cost_model import LEAST_SECONDS, CostModel, blend
 from edge_runtime.speed.explorer import EVERY, Explorer, best
-from edge_runtime.speed.settled import Arm
 from outrider_core.protocol.costs import unpack_costs
 from outrider_core.protocol.tree import TokenTree
 from outrider_core.protocol.wire import Welcome
@@ -44,62 +43,60 @@ class Controller:
     # --- measurements ---
 
     def linked(self, welcome: Welcome, rtt: float) -> None:
-        """A handshake took `rtt`. Another verifier has other costs; what was measured of the same one stays."""
-        curve = unpack_costs(welcome.costs)
-        self.costs = replace(self.costs, rtt=rtt)
+        """A handshake took `rtt`. Another verifier has other costs; those of the same one's steps stay."""
+        curve, queue = unpack_costs(welcome.costs), welcome.queue_us / 1e6
+        self.costs = replace(self.costs, rtt=rtt, queue=queue, rounds=0)
         if curve is None or curve != self.costs.curve:
             drafting = PRIOR_STEPS * (self.tree.step or 0.0)
-            self.costs = CostModel(curve, rtt=rtt, queue=welcome.queue_us / 1e6, exposed=drafting)
+            self.costs = CostModel(curve, rtt=rtt, queue=queue, exposed=drafting)
             self.stream, self.ahead, self._ending = StreamArm(), Ahead(fixed=self.ahead.fixed), None
         self.stream.told(welcome.stream_tokens / 100)
 
     def verified(
-        self, tree: TokenTree, scores: Sequence[float], path: Sequence[int], wait: float, engine: float, queue: float
+        self, tree: TokenTree, scores: Sequence[float], path: Sequence[int], wait: float, engine: float
     ) -> None:
-        """A tree's verdict came after `wait`: `path` was accepted; engine, queue: the verifier's own part of it."""
-        self._ending = (self.ahead.now, max(LEAST_SECONDS, wait - queue)) if engine > 0 else None
+        """A tree's verdict came after `wait`: `path` was accepted; engine: the verifier's own part of it."""
+        self._ending = (self.ahead.now, max(LEAST_SECONDS, wait)) if engine > 0 else None
         self.explorer.passed(wait)
         if not self.ahead.trial:
-            self.costs.measured(1 + len(tree), wait, engine, queue)
+            self.costs.measured(1 + len(tree), wait, engine)
         self.tree.learn(tree, scores, path)
 
-    def chain_verified(
-        self, tokens: int, accepted: int, wait: float, engine: float, queue: float, ended: bool = False
-    ) -> None:
+    def chain_verified(self, tokens: int, accepted: int, wait: float, engine: float, ended: bool = False) -> None:
         """The verdict on a chain of `tokens` of the understudy came after `wait`: the first `accepted` were right.
         ended: behind them the answer has ended, and nothing is known of the others."""
         self._ending = None
         self.explorer.passed(wait)
-        self.costs.measured(1 + tokens, wait, engine, queue)
+        self.costs.measured(1 + tokens, wait, engine)
         self.chain.verified(accepted if ended else tokens, accepted)
 
-    def streamed(self, gap: float, engine: float, overdue: bool, same_step: bool = False) -> None:
+    def streamed(self, gap: float, engine: float, same_step: bool = False) -> None:
         """A streamed token came `gap` after the one before it.
 
         same_step: it came of one step with the one before, as where the verifier foresees what the text repeats.
         """
         self._ending = None
-        if not overdue:
-            self.explorer.passed(gap)
+        self.explorer.passed(gap)
         if not same_step:  # that has told its time
             self.costs.stepped(1, engine)
-        self.stream.came(gap, engine, overdue, same_step)
+        self.stream.came(gap, engine, same_step)
 
     def foreseen(self, tree: TokenTree, scores: Sequence[float], path: Sequence[int], seconds: float) -> None:
         """Of a tree drafted in `seconds` for comparison, `path` came true."""
         self.tree.learn(tree, scores, path)
         if not self.ahead.on:
-            self.costs.exposed = blend(self.costs.exposed, seconds)
+            self.costs.exposed = blend(self.costs.exposed, self.tree.usual(seconds, PRIOR_STEPS))
 
     def waited(self, exposed: float) -> None:
         """`exposed` seconds passed between a verdict and the next VERIFY: a round ends."""
+        ending, self._ending = self._ending, None
+        exposed = self.tree.usual(exposed, PRIOR_STEPS)
         if not self.ahead.trial:
             self.costs.exposed = blend(self.costs.exposed, exposed)
-        if self._ending is None:
-            return self.prepared()
-        ahead, seconds = self._ending
-        self._ending = None
-        return self.ahead.measured(ahead, seconds + exposed, self.explorer)
+        if ending:
+            self.ahead.measured(ending[0], ending[1] + exposed, self.explorer)
+        else:
+            self.ahead.trial = 0
 
     def prepared(self) -> None:
         """What passed between a verdict and an answer's first tree, or the first behind a stream, is no round's."""
@@ -147,7 +144,7 @@ class Controller:
     def rates(self) -> dict[Arm, float]:
         """Tokens per second of each arm of which anything is known."""
         rates = {Arm.TREE: self.tree.rate(self.costs)}
-        if self.chain.known:
+        if self.chain.ready and self.chain.most > 1 and self.chain.token is not None:
             rates[Arm.CHAIN] = self.chain.best(self.costs)[1]
         if stream := self.stream.rate(self.costs):
             rates[Arm.STREAM] = stream
@@ -172,7 +169,10 @@ class Controller:
             lost = costs.round(1) * max(0.0, 1 - chain / now) if chain else 0.0
             if not chain or self.explorer.due(Arm.CHAIN, lost, now / chain):
                 return self._try(Arm.CHAIN, 1)
-        if stream := rates.get(Arm.STREAM):
+        stream = rates.get(Arm.STREAM)
+        if not (stream or self.stream.tokens or self.pinned):
+            return self._try(Arm.STREAM, EVERY)
+        if stream:
             lost = costs.round(0) - costs.step(0) + EVERY * max(0.0, 1 / stream - 1 / now)
             if self.explorer.due(Arm.STREAM, lost, now / stream):
                 return self._try(Arm.STREAM, EVERY)

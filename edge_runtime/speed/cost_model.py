@@ -6,8 +6,12 @@ from dataclasses import dataclass
 
 from outrider_core.protocol.costs import CostCurve
 
-#: weight of the newest round in a smoothed measurement
-SMOOTHING = 0.2
+#: weight of the newest round in a smoothed measurement, and in what is usual
+SMOOTHING, USUAL = 0.2, 0.05
+#: observations that a measurement begins with, if it was told or guessed
+PRIOR = 4.0
+#: what takes longer than usual counts as at most so many times it: a suspended device says nothing of the next round
+OUTLIER = 3.0
 #: no duration is taken to be shorter, so that rates stay finite
 LEAST_SECONDS = 1e-6
 
@@ -20,8 +24,9 @@ def blend(old: float | None, new: float, weight: float = SMOOTHING) -> float:
 class CostModel:
     """curve: as WELCOME advertised it; None: a step is taken to last a second, see `slowdown`. slowdown,
     token_slowdown: of steps for trees and for single tokens: measured time over advertised time. rtt: of a round,
-    without the verifier's engine and queue. queue: of a round; as WELCOME has it until `queued` waits were measured.
-    exposed: drafting between a tree's verdict and the next VERIFY.
+    without drafting and the verifier's engine; usual, as a lost packet costs a stream nothing and a round much. queue:
+    in the verifier, as WELCOME has it; what is measured has it in `rtt`. exposed: drafting between a tree's verdict and
+    the next VERIFY.
     """
 
     curve: CostCurve | None = None
@@ -29,8 +34,11 @@ class CostModel:
     token_slowdown: float | None = None
     rtt: float | None = None
     queue: float = 0.0
-    queued: int = 0
     exposed: float = 0.0
+    rounds: int = 0
+    #: whether the last steps were for trees, and how many such there were
+    trees: bool = True
+    alike: int = 0
 
     def advertised(self, tokens: float) -> float:
         """Seconds of a step of `tokens` tokens as the verifier advertised; it really takes `slowdown` times as long."""
@@ -50,23 +58,28 @@ class CostModel:
         """Seconds of a round with a tree of `nodes` nodes."""
         return max(LEAST_SECONDS, self.exposed + self.between + self.step(nodes))
 
-    def measured(self, tokens: int, wait: float, engine: float, queue: float) -> None:
-        """A round with a step of `tokens` tokens took `wait`, without drafting; engine, queue: the verifier's part."""
+    def measured(self, tokens: int, wait: float, engine: float) -> None:
+        """A round with a step of `tokens` tokens took `wait`, without drafting; engine: the verifier's part."""
         self.stepped(tokens, engine)
-        self.rtt = blend(self.rtt, max(0.0, wait - engine - queue))
-        self.waited(queue)
+        self.waited(wait - engine)
 
-    def waited(self, queue: float) -> None:
-        """A request waited `queue` seconds in the verifier's queue."""
-        self.queued += 1
-        self.queue = blend(self.queue, queue, max(SMOOTHING, 1 / self.queued))
+    def waited(self, seconds: float) -> None:
+        """A round, or the way to a stream's first token, took `seconds` without drafting and the verifier's engine."""
+        self.rounds += 1
+        known = None if self.queue else self.rtt  # what was told is replaced by the first measurement
+        self.rtt, self.queue = blend(known, max(0.0, seconds), max(USUAL, 1 / (PRIOR + self.rounds))), 0.0
 
     def stepped(self, tokens: int, engine: float) -> None:
         """A step took `engine` seconds. The slowdowns of trees and of single tokens rise and fall together, but each
-        keeps a level of its own: where the curve is wrong for one, the other must not be judged by it."""
+        keeps a level of its own: where the curve is wrong for one, the other must not be judged by it. So the first
+        steps after some of the other kind move their own slowdown alone."""
         if engine <= 0:
             return
-        own, other = (self.slowdown, self.token_slowdown) if tokens > 1 else (self.token_slowdown, self.slowdown)
-        new = blend(own, engine / self.advertised(tokens))
-        other = other if own is None or other is None else other * new / own
-        self.slowdown, self.token_slowdown = (new, other) if tokens > 1 else (other, new)
+        trees = tokens > 1
+        self.alike = self.alike + 1 if trees is self.trees else 1
+        self.trees, early = trees, 1 / (1 + self.alike)
+        own, other = (self.slowdown, self.token_slowdown) if trees else (self.token_slowdown, self.slowdown)
+        new = blend(own, engine / self.advertised(tokens), max(SMOOTHING, early))
+        if own and other and early <= SMOOTHING:
+            other *= new / own
+        self.slowdown, self.token_slowdown = (new, other) if trees else (other, new)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from edge_runtime.speed.settled import Arm
+from edge_runtime.speed.arms import Arm
 
 #: an arm must promise this many times the tokens per second of the one in use
 MARGIN = 1.05

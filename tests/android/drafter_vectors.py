@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from edge_runtime.speed.arms import Arm
 from edge_runtime.speed.controller import Controller
-from edge_runtime.speed.settled import Arm
 from outrider_core.drafting.drafter import Draft, Drafter, TreeShape
 from outrider_core.drafting.engines import Floats, Ints
 from outrider_core.drafting.row_cost import RowCost
@@ -235,11 +235,11 @@ def measured(number: int) -> dict[str, Any]:
         elif call == "verified":
             path = tree.path(rng.choice([ROOT, *range(len(tree))]))
             sent = scores if rng.random() < 0.8 else []
-            arguments = [*shape, sent, path, rng.uniform(0, 0.5), rng.choice([0, 0.03]), rng.uniform(0, 0.02)]
+            arguments = [*shape, sent, path, rng.uniform(0, 0.5), rng.choice([0, 0.03])]
             controller.verified(tree, *arguments[2:])
         elif call == "streamed":
             arguments = [rng.choice([0, rng.uniform(0, 0.2)]), rng.choice([0, 0.02, 0.04])]
-            arguments += [rng.random() < 0.2, rng.random() < 0.3]
+            arguments += [rng.random() < 0.3]
             controller.streamed(*arguments)
         elif call == "foreseen":
             arguments = [*shape, scores, tree.path(rng.choice([ROOT, *range(len(tree))])), rng.uniform(0, 0.1)]
@@ -265,10 +265,10 @@ def steady(number: int) -> dict[str, Any]:
         arguments: list[Any]
         if controller.arm is Arm.TREE:
             call, path = "verified", [0] if rng.random() < 0.1 else []
-            arguments = [list(tree.tokens), list(tree.parents), [], path, rng.uniform(0.03, 0.035), 0.03, 0.0]
+            arguments = [list(tree.tokens), list(tree.parents), [], path, rng.uniform(0.03, 0.035), 0.03]
             controller.verified(tree, *arguments[2:])
         else:
-            call, arguments = "streamed", [rng.uniform(0.01, 0.02) * (1 + 2 * (number % 2)), 0.01, False, False]
+            call, arguments = "streamed", [rng.uniform(0.01, 0.02) * (1 + 2 * (number % 2)), 0.01, False]
             controller.streamed(*arguments)
         steps.append([call, arguments, what_follows(controller, tree, [], "choose")])
     return {"pinned": None, "steps": steps}
@@ -284,8 +284,7 @@ def tried_ahead(slowed: float) -> dict[str, Any]:
         for number in range(60):
             drafts = controller.ahead.now
             engine = curve.at(4) * (slowed if drafts else 1.0)
-            claimed = 9.0 if number == 30 else 0.0  # more than passed
-            verified = [[], [0], engine + 0.001, 0.0 if number == 9 else engine, claimed]
+            verified = [[], [0], engine + 0.001, 0.0 if number == 9 else engine]
             controller.verified(tree, *verified)
             steps.append(["verified", [list(tree.tokens), list(tree.parents), *verified], follows()])
             drafted = [0.01, 4]
@@ -316,13 +315,13 @@ def drafting_understudy(number: int) -> dict[str, Any]:
         elif call == "chain_verified":
             tokens = rng.randrange(1, 17)
             accepted = next((place for place in range(tokens) if rng.random() > right), tokens)
-            arguments = [tokens, accepted, rng.uniform(0.05, 0.1), rng.choice([0, 0.05]), rng.uniform(0, 0.01)]
+            arguments = [tokens, accepted, rng.uniform(0.05, 0.1), rng.choice([0, 0.05])]
             controller.chain_verified(*arguments)
         elif call == "compared":
             arguments = [rng.randrange(1, 17), rng.randrange(17)]
             controller.chain.verified(*arguments)
         else:
-            arguments = [list(tree.tokens), list(tree.parents), [], [0][: rng.randrange(2)], 0.08, 0.055, 0.0]
+            arguments = [list(tree.tokens), list(tree.parents), [], [0][: rng.randrange(2)], 0.08, 0.055]
             controller.verified(tree, *arguments[2:])
         steps.append([call, arguments, what_follows(controller, tree, [], "choose")])
     return {"pinned": None, "steps": steps}

@@ -17,7 +17,7 @@ def rounds(controller: Controller, count: int, slowed: float, delayed: float = 0
     for _ in range(count):
         was.append(ahead := controller.ahead.now)
         engine = CPU.at(4) * (slowed if ahead else 1.0)
-        controller.verified(tree, [], [0], engine + 0.001 + (delayed if ahead else 0.0), engine, 0.0)
+        controller.verified(tree, [], [0], engine + 0.001 + (delayed if ahead else 0.0), engine)
         controller.waited(0.004 if ahead else 0.01)
     return was
 
@@ -59,7 +59,7 @@ def test_a_trial_that_a_stream_interrupts_begins_again() -> None:
     controller = machine()
     rounds(controller, EVERY + 1, 1.0)
     assert controller.ahead.trial
-    controller.streamed(0.02, 0.012, overdue=False)
+    controller.streamed(0.02, 0.012)
     controller.waited(0.25)
     assert not controller.ahead.trial
     assert rounds(controller, 3 * EVERY, 1.0).count(True) >= EVERY
@@ -68,7 +68,7 @@ def test_a_trial_that_a_stream_interrupts_begins_again() -> None:
 def test_a_trial_ends_where_the_verifier_says_nothing_of_its_engine() -> None:
     controller = machine()
     rounds(controller, EVERY + 1, 1.0)
-    controller.verified(TokenTree.chain([1, 2, 3]), [], [0], 0.02, 0.0, 0.0)
+    controller.verified(TokenTree.chain([1, 2, 3]), [], [0], 0.02, 0.0)
     controller.waited(0.004)
     assert not controller.ahead.trial
 
@@ -91,6 +91,7 @@ def test_another_verifier_begins_anew() -> None:
 def test_a_verifier_that_claims_more_time_than_passed_does_no_harm() -> None:
     controller = machine()
     for _ in range(4 * EVERY):
-        controller.verified(TokenTree.chain([1]), [], [0], 0.05, 0.01, 9.0)
+        controller.verified(TokenTree.chain([1]), [], [0], 0.05, 9.0)
         controller.waited(0.0)
     assert all(seconds > 0 for seconds in controller.ahead.rounds.values())
+    assert controller.costs.rtt is not None and controller.costs.rtt >= 0

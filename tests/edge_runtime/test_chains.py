@@ -12,12 +12,11 @@ from edge_runtime.session.offline import Reading
 from edge_runtime.session.policy import Policy
 from edge_runtime.session.session import Session
 from edge_runtime.session.states import Writer
-from edge_runtime.speed.arms import FIRST_TOKENS, MOST_TOKENS, ChainArm, StreamArm, TreeArm
+from edge_runtime.session.tuning import Tuning
+from edge_runtime.speed.arms import FIRST_TOKENS, MOST_TOKENS, Arm, ChainArm, StreamArm, TreeArm
 from edge_runtime.speed.controller import Controller
 from edge_runtime.speed.cost_model import CostModel
 from edge_runtime.speed.explorer import EVERY
-from edge_runtime.speed.settled import Arm
-from edge_runtime.speed.tuning import Tuning
 from outrider_core.drafting.drafter import Draft
 from outrider_core.protocol.costs import CostCurve
 from outrider_core.protocol.tree import TokenTree
@@ -111,7 +110,7 @@ def test_a_stream_is_left_for_chains_where_trees_are_slower() -> None:
 def test_a_chain_is_no_measurement_of_trees() -> None:
     controller = paced(0.01)
     before = replace(controller.tree), controller.costs.exposed
-    controller.chain_verified(4, 2, 0.1, 0.065, 0.0)
+    controller.chain_verified(4, 2, 0.1, 0.065)
     assert (controller.tree, controller.costs.exposed) == before
     assert controller.costs.rtt == pytest.approx(0.8 * 0.03 + 0.2 * 0.035)
 
@@ -178,7 +177,7 @@ def test_chains_and_trees_are_drafted_beside_a_stream() -> None:
     tuning = Tuning(paced(0.01, arm=Arm.STREAM))
     arms = list[Arm]()
     for _ in range(200):
-        tuning.controller.streamed(0.06, 0.06, overdue=False)
+        tuning.controller.streamed(0.06, 0.06)
         if asked := tuning.comparison(drafts=True):
             arms.append(asked[0])
             tuning.compared(CHAIN if asked[0] is Arm.CHAIN else Draft(TokenTree.chain([1]), (-0.1,)), 2, 0.03)
@@ -190,7 +189,7 @@ def test_chains_and_trees_are_drafted_beside_a_stream() -> None:
 def test_nothing_is_known_of_a_chain_behind_the_answers_end() -> None:
     controller = paced(0.01)
     judged, step = controller.chain.judged, controller.costs.step(4)
-    controller.chain_verified(4, 0, 0.1, CURVE.at(5), 0.0, ended=True)
+    controller.chain_verified(4, 0, 0.1, CURVE.at(5), ended=True)
     assert controller.chain.judged == judged and controller.costs.step(4) == pytest.approx(step)
 
 

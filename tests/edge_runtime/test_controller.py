@@ -11,11 +11,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from edge_runtime.speed.arms import ChainArm, TreeArm
+from edge_runtime.speed.arms import Arm, ChainArm, TreeArm
 from edge_runtime.speed.controller import Controller
 from edge_runtime.speed.cost_model import CostModel
 from edge_runtime.speed.explorer import EVERY, MARGIN, SHARE
-from edge_runtime.speed.settled import Arm
 from outrider_core.protocol.costs import CostCurve
 from outrider_core.protocol.tree import TokenTree
 from tests.edge_runtime.known_drafts import CPU, GPU, Drafts, welcome
@@ -48,9 +47,9 @@ def test_the_controller_ends_in_the_faster_mode(
         if mode == "tree":
             engine = slowdown * curve.at(32) * noise
             accepted = int(tau - 1 + rng.random())
-            controller.verified(tree, [], list(range(accepted)), rtt + engine, engine, 0.0)
+            controller.verified(tree, [], list(range(accepted)), rtt + engine, engine)
         else:
-            controller.streamed(slowdown * step * noise, slowdown * step, overdue=False)
+            controller.streamed(slowdown * step * noise, slowdown * step)
             controller.foreseen(tree, [], list(range(int(tau - 1 + rng.random()))), 0.0)
         mode = controller.choose()
         arms.append(chosen(controller))
@@ -101,9 +100,9 @@ def test_what_is_known_of_an_answer_counts_for_its_rest_and_not_for_the_next() -
     controller.linked(welcome(CostCurve((1, 64), (0.01, 0.01))), 0.008)
     tree = TokenTree.chain([1, 2, 3, 4, 5])
     for _ in range(100):
-        controller.verified(tree, [], [0, 1], 0.018, 0.01, 0.0)
+        controller.verified(tree, [], [0, 1], 0.018, 0.01)
     for _ in range(8):
-        controller.verified(tree, [], [], 0.018, 0.01, 0.0)
+        controller.verified(tree, [], [], 0.018, 0.01)
     assert controller.tree.tau < 1.5 < 2.2 < controller.tree.usual_tau
     controller.arm = Arm.STREAM
     controller._better = 0
@@ -115,12 +114,12 @@ def test_a_trial_does_not_outlive_its_answer() -> None:
     controller = Controller()
     controller.linked(welcome(CostCurve((1, 64), (0.03, 0.03))), 0.001)
     while not controller.trial:
-        controller.verified(TokenTree.chain([1]), [], [0], 0.031, 0.03, 0.0)
+        controller.verified(TokenTree.chain([1]), [], [0], 0.031, 0.03)
         controller.choose()
     assert controller.choose() is Arm.STREAM
     assert controller.begin() is Arm.TREE and not controller.trial
-    for _ in range(2):
-        controller.verified(TokenTree.chain([1]), [], [], 0.2, 0.03, 0.0)
+    for _ in range(4):
+        controller.verified(TokenTree.chain([1]), [], [], 0.2, 0.03)
         controller.choose()
     assert controller.arm is Arm.STREAM and not controller.trial
 
@@ -132,7 +131,7 @@ def test_a_token_that_was_held_up_is_no_reason_to_leave_a_stream() -> None:
     def arrive(*gaps: float) -> list[Arm]:
         modes = []
         for gap in gaps:
-            controller.streamed(gap, CPU.at(1), overdue=False)
+            controller.streamed(gap, CPU.at(1))
             modes.append(controller.choose())
         return modes
 
@@ -154,7 +153,7 @@ def test_a_stream_is_left_soon_where_an_answer_is_easy(drafting: float) -> None:
         drafts = Drafts(sure)
         tree, claimed, _ = drafts.tree(16)
         for written in range(1, tokens + 1):
-            controller.streamed(CPU.at(1), CPU.at(1), overdue=False)
+            controller.streamed(CPU.at(1), CPU.at(1))
             if controller.compares(Arm.TREE):
                 controller.foreseen(tree, claimed, drafts.walk(tree), drafting)
             if controller.choose() is not Arm.STREAM:
@@ -174,10 +173,10 @@ def converse(controller: Controller, curve: CostCurve, rtt: float, tau: float, t
         before = mode
         if mode == "tree":
             engine, accepted = curve.at(16), int(tau - 1 + rng.random())
-            controller.verified(tree, [], list(range(accepted)), rtt + engine, engine, 0.0)
+            controller.verified(tree, [], list(range(accepted)), rtt + engine, engine)
             seconds, written = seconds + rtt + engine, written + 1 + accepted
         else:
-            controller.streamed(curve.at(1), curve.at(1), overdue=False)
+            controller.streamed(curve.at(1), curve.at(1))
             seconds, written = seconds + curve.at(1), written + 1
             if controller.compares(Arm.TREE):
                 controller.foreseen(tree, [], list(range(int(tau - 1 + rng.random()))), 0.0)
@@ -219,7 +218,7 @@ def test_one_slow_draft_does_not_make_trees_slow_for_good() -> None:
     """An answer's first draft reads the prompt; what was exposed of it must not decide for a stream."""
     controller = Controller()
     controller.linked(welcome(CPU), 0.001)
-    controller.verified(TokenTree.chain([1, 2, 3]), [], [0, 1], 0.016, 0.015, 0.0)
+    controller.verified(TokenTree.chain([1, 2, 3]), [], [0, 1], 0.016, 0.015)
     before = controller.tree.rate(controller.costs)
     controller.waited(0.05)
     assert controller.tree.rate(controller.costs) > before / 2 and controller.choose() == "tree"

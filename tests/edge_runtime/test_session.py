@@ -18,7 +18,7 @@ from edge_runtime.session.session import Session
 from edge_runtime.session.states import PauseReason, State, Writer
 from edge_runtime.session.timeouts import Patience
 from edge_runtime.session.transcript import LOOP
-from edge_runtime.speed.settled import Arm
+from edge_runtime.speed.arms import Arm
 from outrider_core.drafting.drafter import Draft
 from outrider_core.protocol.sampling import Sampling
 from outrider_core.protocol.tree import TokenTree

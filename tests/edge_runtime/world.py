@@ -37,9 +37,9 @@ from edge_runtime.session.policy import Policy
 from edge_runtime.session.session import Session
 from edge_runtime.session.states import PauseReason, Writer
 from edge_runtime.session.timeouts import Patience, RoundTimer
+from edge_runtime.session.tuning import Tuning
+from edge_runtime.speed.arms import Arm
 from edge_runtime.speed.controller import Controller
-from edge_runtime.speed.settled import Arm
-from edge_runtime.speed.tuning import Tuning
 from outrider_core.drafting.drafter import Draft, TreeShape
 from outrider_core.protocol.constraint import Constraint
 from outrider_core.protocol.costs import CostCurve

@@ -19,7 +19,7 @@ from edge_runtime.answer.offline_drafter import TIMED_NODES, OfflineDrafter, off
 from edge_runtime.options import Pinned, RuntimeOptions
 from edge_runtime.runtime import EdgeRuntime
 from edge_runtime.session.policy import Policy
-from edge_runtime.speed.settled import Arm
+from edge_runtime.speed.arms import Arm
 from export.bundle.understudy import write_understudy
 from outrider_core.drafting.bundle import MANIFEST, SERVER_HALF_FILE, UNDERSTUDY_FOLDER, Bundle, open_bundle
 from outrider_core.drafting.drafter import TreeShape

@@ -2,9 +2,9 @@
 
 import type { FinishReason } from "../protocol/ending.js";
 import type { ClientMessage } from "../protocol/messages.js";
-import type { Arm } from "../speed/settled.js";
-import type { TreeSize } from "../speed/tuning.js";
+import type { Arm } from "../speed/arms.js";
 import type { PauseReason, Writer } from "./states.js";
+import type { TreeSize } from "./tuning.js";
 
 /** Give `message` to the link. */
 export interface Send {

@@ -1,7 +1,7 @@
 /** The present job of drafter or understudy, and whether results are still wanted. */
 
 import type { Draft } from "../drafting/drafter.js";
-import type { Arm } from "../speed/settled.js";
+import type { Arm } from "../speed/arms.js";
 import type { Writer } from "./states.js";
 
 export class JobSlot {

@@ -18,16 +18,17 @@ import type { FinishReason } from "../protocol/ending.js";
 import { computesIn, type ServerMessage, type Welcome } from "../protocol/messages.js";
 import type { RowShape } from "../protocol/rows.js";
 import { TokenTree } from "../protocol/tree.js";
-import type { Arm, Settled } from "../speed/settled.js";
-import type { Tuning } from "../speed/tuning.js";
+import type { Arm } from "../speed/arms.js";
 import type { Action, ReadText, Send } from "./actions.js";
 import type { RowsSeen } from "./featureRows.js";
 import { JobSlot } from "./job.js";
 import { OfflineWriter, REFUSED_SECONDS } from "./offline.js";
 import { type Policy, targetFirst } from "./policy.js";
+import type { Settled } from "./settled.js";
 import type { PauseReason, State, Writer } from "./states.js";
 import { SessionStats } from "./stats.js";
 import { Transcript } from "./transcript.js";
+import type { Tuning } from "./tuning.js";
 import { type Deadline, type Refusal, type VerifierSetup, VerifierState } from "./verifier.js";
 
 /**

@@ -1,7 +1,8 @@
 /** Counts that a session keeps of its answer. */
 
 import type { Draft } from "../drafting/drafter.js";
-import { type Arm, type Settled, wasDrafted } from "../speed/settled.js";
+import type { Arm } from "../speed/arms.js";
+import { type Settled, wasDrafted } from "./settled.js";
 
 /** Counts of one answer; seconds are as the driver measured them. */
 export class SessionStats {

@@ -16,8 +16,9 @@ import {
 import type { Sampling } from "../protocol/sampling.js";
 import { MAX_NODES, TokenTree } from "../protocol/tree.js";
 import { packIds, packTree } from "../protocol/wire.js";
-import type { Arm, Requested, Settled } from "../speed/settled.js";
+import type { Arm } from "../speed/arms.js";
 import type { Action, Send } from "./actions.js";
+import type { Requested, Settled } from "./settled.js";
 import { type Patience, RoundTimer } from "./timeouts.js";
 
 /** Seconds until OPEN is sent again if the verifier names no time. */
@@ -216,7 +217,6 @@ export class VerifierState {
       tokens: [...path, verdict.bonus],
       wait: now - request.sent,
       engine: verdict.engineUs / 1e6,
-      queue: verdict.queueUs / 1e6,
       ended: verdict.finish !== FINISH_NONE,
       late: now >= request.due,
       askedFor: clock === "silent" || (clock === "first" && sameStep),

@@ -7,24 +7,16 @@
 
 import { argmax } from "../protocol/sampling.js";
 import type { TokenTree } from "../protocol/tree.js";
-import { blend, type CostModel, LEAST_SECONDS, SMOOTHING } from "./costModel.js";
+import { blend, type CostModel, LEAST_SECONDS, OUTLIER, PRIOR, SMOOTHING, USUAL } from "./costModel.js";
 
-/**
- * Observations that acceptance at a depth, of a chain's tokens, or of a stream's begins with; what an older one still counts
- * after one more.
- */
-const PRIOR = 4;
+/** What an older observation still counts after one more. */
 const FADING = 0.98;
 /** Levels of a tree that are calibrated separately; deeper ones count as the last. */
 const DEPTHS = 6;
-/**
- * Weight in what is usual, of a tree and of a streamed token: how well text can be foreseen differs more between answers than
- * within one.
- */
-const USUAL_ROUND = 0.05;
+/** Weight in what is usual of a streamed token: one says less than a round. */
 const USUAL_TOKEN = 0.01;
-/** Weight of the newest token of a stream: one token says less than a round, and lookup brings several or none. */
-const TOKEN_SMOOTHING = 0.05;
+/** Weight of what a tree's nodes promised in the tokens that it is taken to bring, next to those that came true. */
+const PROMISED = 0.7;
 /** Tokens that a round of trees is taken to bring before one was seen, and drafting steps that it takes. */
 const PRIOR_TAU = 3;
 export const PRIOR_STEPS = 4;
@@ -42,6 +34,12 @@ export const FIRST_TOKENS = 4;
 const PRIOR_RIGHT = 0.7;
 const MOST_RIGHT = 0.99;
 
+/**
+ * How the device uses the target. tree: to verify trees of the drafter. chain: to verify chains of the understudy.
+ * stream: to write alone.
+ */
+export type Arm = "tree" | "chain" | "stream";
+
 /** Trees of the drafter. */
 export class TreeArm {
   /** Tokens of a round in this answer; in the answers so far, by so many `trees`. */
@@ -53,12 +51,17 @@ export class TreeArm {
   /** Seconds of a drafting step. */
   step: number | null = null;
   /** Accepted nodes by depth: as the drafter predicted them, and as they came. */
-  private predicted: number[] = Array(DEPTHS + 1).fill(PRIOR);
+  private predicted: number[] = Array(DEPTHS + 1).fill(1);
   private accepted: number[] = [...this.predicted];
 
   /** A tree was drafted. */
   drafted(seconds: number, steps: number): void {
-    if (steps) this.step = blend(this.step, seconds / steps);
+    if (steps) this.step = blend(this.step, this.usual(seconds, steps) / steps);
+  }
+
+  /** Of `seconds` that drafting in `steps` steps took, those that say something of the next round. */
+  usual(seconds: number, steps: number): number {
+    return this.step ? Math.min(seconds, OUTLIER * steps * this.step) : seconds;
   }
 
   /** Of `tree`, `path` nodes came true. tau is what its nodes promise, calibrated: that varies less than luck. */
@@ -67,16 +70,16 @@ export class TreeArm {
     this.trees++;
     let tokens = 1 + path;
     if (scores.length && scores.length === tree.size) {
-      const faded = (known: number[]) => known.map(each => PRIOR + FADING * (each - PRIOR));
+      const faded = (known: number[]) => known.map(each => 1 + FADING * (each - 1));
       [this.predicted, this.accepted] = [faded(this.predicted), faded(this.accepted)];
       for (const [node, score] of scores.entries()) {
         this.predicted[Math.min(tree.depths[node], DEPTHS)] += Math.exp(score);
       }
       for (let depth = 1; depth <= path; depth++) this.accepted[Math.min(depth, DEPTHS)]++;
-      tokens = this.expected(tree, scores).at(-1)!;
+      tokens += PROMISED * (this.expected(tree, scores).at(-1)! - tokens);
     }
     this.tau = blend(this.tau, tokens, Math.max(SMOOTHING, 1 / (1 + this.trees)));
-    this.usualTau = blend(this.usualTau, tokens, Math.max(USUAL_ROUND, 1 / (1 + this.trees)));
+    this.usualTau = blend(this.usualTau, tokens, Math.max(USUAL, 1 / (1 + this.trees)));
   }
 
   /** Tokens that the first 1, 2, ... nodes of `tree` promise, as far as promises were kept so far. */
@@ -121,14 +124,9 @@ export class ChainArm {
   /** Tokens that the verifier takes at most. */
   most = MOST_TOKENS;
   /** Seconds that the understudy takes for one; null: it has drafted none yet. */
-  private token: number | null = null;
+  token: number | null = null;
   private right = PRIOR * PRIOR_RIGHT;
   private judged = PRIOR;
-
-  /** Whether `best` tells something. */
-  get known(): boolean {
-    return this.ready && this.most > 1 && this.token !== null;
-  }
 
   /** `tokens` were drafted in `seconds`. */
   drafted(tokens: number, seconds: number): void {
@@ -166,31 +164,28 @@ export class StreamArm {
   first = 1;
   /** The same in the answers so far, of so many `tokens`. */
   usual = 1;
-  private tokens = 0;
+  tokens = 0;
   /** Seconds between tokens besides the engine. */
   private rest = 0;
-  /** Tokens arrive that an outage held back. */
-  private late = false;
 
   /** WELCOME says that a step brings so many tokens. */
   told(tokens: number): void {
     if (!this.tokens) this.first = this.usual = 1 / Math.max(1, tokens || PRIOR_STREAM);
   }
 
-  /** A token came `gap` after the one before it. The time of tokens delayed by an outage is ignored. */
-  came(gap: number, engine: number, overdue: boolean, sameStep: boolean): void {
+  /** A token came `gap` after the one before it; many at once follow a late one. engine: 0: unknown. */
+  came(gap: number, engine: number, sameStep: boolean): void {
     const [begins, early] = [sameStep ? 0 : 1, 1 / (PRIOR + this.tokens)];
-    this.first = blend(this.first, begins, Math.max(TOKEN_SMOOTHING, early));
+    this.first = blend(this.first, begins, Math.max(USUAL, early));
     this.usual = blend(this.usual, begins, Math.max(USUAL_TOKEN, early));
-    this.late = overdue || (this.late && (sameStep || gap < engine / 2));
-    if (this.late) return;
     this.tokens++;
-    this.rest = blend(this.rest, sameStep ? gap : gap - engine, Math.max(USUAL_TOKEN, 1 / this.tokens));
+    const rest = engine ? Math.min(gap - engine, OUTLIER * engine) : gap;
+    this.rest = blend(this.rest, rest, Math.max(USUAL_TOKEN, 1 / this.tokens));
   }
 
   /** Tokens per second; null where nothing is known. */
   rate(costs: CostModel): number | null {
-    const seconds = this.first * costs.step(0) + Math.max(0, this.rest);
-    return seconds ? 1 / Math.max(LEAST_SECONDS, seconds) : null;
+    if (!costs.curve && costs.tokenSlowdown === null) return null;
+    return 1 / Math.max(LEAST_SECONDS, this.first * costs.step(0) + Math.max(0, this.rest));
   }
 }

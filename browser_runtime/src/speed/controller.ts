@@ -7,10 +7,9 @@ import { CostCurve } from "../protocol/costs.js";
 import type { Welcome } from "../protocol/messages.js";
 import type { TokenTree } from "../protocol/tree.js";
 import { Ahead } from "./ahead.js";
-import { ChainArm, PRIOR_STEPS, StreamArm, TreeArm } from "./arms.js";
+import { type Arm, ChainArm, PRIOR_STEPS, StreamArm, TreeArm } from "./arms.js";
 import { blend, CostModel, LEAST_SECONDS } from "./costModel.js";
 import { best, EVERY, Explorer, type Rates } from "./explorer.js";
-import type { Arm } from "./settled.js";
 
 /** What a verifier measured of itself. */
 type Measured = Pick<Welcome, "costs" | "streamTokens" | "queueUs">;
@@ -41,13 +40,14 @@ export class Controller {
 
   // --- measurements ---
 
-  /** A handshake took `rtt`. Another verifier has other costs; what was measured of the same one stays. */
+  /** A handshake took `rtt`. Another verifier has other costs; those of the same one's steps stay. */
   linked(welcome: Measured, rtt: number): void {
     const curve = CostCurve.unpack(welcome.costs);
-    this.costs.rtt = rtt;
+    const queue = welcome.queueUs / 1e6;
+    this.costs.linked(rtt, queue);
     if (!curve?.equals(this.costs.curve)) {
       const drafting = PRIOR_STEPS * (this.tree.step ?? 0);
-      this.costs = new CostModel(curve, rtt, welcome.queueUs / 1e6, drafting);
+      this.costs = new CostModel(curve, rtt, queue, drafting);
       this.stream = new StreamArm();
       this.ahead = new Ahead(this.ahead.fixed);
       this.ending = null;
@@ -55,11 +55,11 @@ export class Controller {
     this.stream.told(welcome.streamTokens / 100);
   }
 
-  /** A tree's verdict came after `wait`: `path` nodes were accepted; engine, queue: the verifier's own part of it. */
-  verified(tree: TokenTree, scores: readonly number[], path: number, wait: number, engine: number, queue: number) {
-    this.ending = engine > 0 ? { ahead: this.ahead.now, seconds: Math.max(LEAST_SECONDS, wait - queue) } : null;
+  /** A tree's verdict came after `wait`: `path` nodes were accepted; engine: the verifier's own part of it. */
+  verified(tree: TokenTree, scores: readonly number[], path: number, wait: number, engine: number): void {
+    this.ending = engine > 0 ? { ahead: this.ahead.now, seconds: Math.max(LEAST_SECONDS, wait) } : null;
     this.explorer.passed(wait);
-    if (!this.ahead.trial) this.costs.measured(1 + tree.size, wait, engine, queue);
+    if (!this.ahead.trial) this.costs.measured(1 + tree.size, wait, engine);
     this.tree.learn(tree, scores, path);
   }
 
@@ -67,10 +67,10 @@ export class Controller {
    * The verdict on a chain of `tokens` of the understudy came after `wait`: the first `accepted` were right. ended: behind
    * them the answer has ended, and nothing is known of the others.
    */
-  chainVerified(tokens: number, accepted: number, wait: number, engine: number, queue: number, ended = false): void {
+  chainVerified(tokens: number, accepted: number, wait: number, engine: number, ended = false): void {
     this.ending = null;
     this.explorer.passed(wait);
-    this.costs.measured(1 + tokens, wait, engine, queue);
+    this.costs.measured(1 + tokens, wait, engine);
     this.chain.verified(ended ? accepted : tokens, accepted);
   }
 
@@ -78,26 +78,27 @@ export class Controller {
    * A streamed token came `gap` after the one before it. sameStep: it came of one step with the one before, as where the
    * verifier foresees what the text repeats.
    */
-  streamed(gap: number, engine: number, overdue: boolean, sameStep = false): void {
+  streamed(gap: number, engine: number, sameStep = false): void {
     this.ending = null;
-    if (!overdue) this.explorer.passed(gap);
+    this.explorer.passed(gap);
     if (!sameStep) this.costs.stepped(1, engine); // that has told its time
-    this.stream.came(gap, engine, overdue, sameStep);
+    this.stream.came(gap, engine, sameStep);
   }
 
   /** Of a tree drafted in `seconds` for comparison, `path` nodes came true. */
   foreseen(tree: TokenTree, scores: readonly number[], path: number, seconds: number): void {
     this.tree.learn(tree, scores, path);
-    if (!this.ahead.on) this.costs.exposed = blend(this.costs.exposed, seconds);
+    if (!this.ahead.on) this.costs.exposed = blend(this.costs.exposed, this.tree.usual(seconds, PRIOR_STEPS));
   }
 
   /** `exposed` seconds passed between a verdict and the next VERIFY: a round ends. */
   waited(exposed: number): void {
-    if (!this.ahead.trial) this.costs.exposed = blend(this.costs.exposed, exposed);
-    const ended = this.ending;
+    const { ending, costs } = this;
     this.ending = null;
-    if (ended) this.ahead.measured(ended.ahead, ended.seconds + exposed, this.explorer);
-    else this.prepared();
+    const usual = this.tree.usual(exposed, PRIOR_STEPS);
+    if (!this.ahead.trial) costs.exposed = blend(costs.exposed, usual);
+    if (ending) this.ahead.measured(ending.ahead, ending.seconds + usual, this.explorer);
+    else this.ahead.trial = 0;
   }
 
   /** What passed between a verdict and an answer's first tree, or the first behind a stream, is no round's. */
@@ -151,7 +152,8 @@ export class Controller {
   /** Tokens per second of each arm of which anything is known. */
   rates(): Rates {
     const rates: Rates = new Map([["tree", this.tree.rate(this.costs)]]);
-    if (this.chain.known) rates.set("chain", this.chain.best(this.costs).rate);
+    const { ready, most, token } = this.chain;
+    if (ready && most > 1 && token !== null) rates.set("chain", this.chain.best(this.costs).rate);
     const stream = this.stream.rate(this.costs);
     if (stream !== null) rates.set("stream", stream);
     return rates;
@@ -176,7 +178,9 @@ export class Controller {
     const due = (rate: number) => explorer.due("chain", costs.round(1) * Math.max(0, 1 - rate / now), now / rate);
     if (this.arm === "tree" && chain.ready && (chains === undefined || due(chains))) {
       this.try("chain", 1);
-    } else if (stream !== undefined) {
+    } else if (stream === undefined) {
+      if (!this.stream.tokens && !this.pinned) this.try("stream", EVERY);
+    } else {
       const cost = costs.round(0) - costs.step(0) + EVERY * Math.max(0, 1 / stream - 1 / now);
       if (explorer.due("stream", cost, now / stream)) this.try("stream", EVERY);
     }

@@ -2,8 +2,15 @@
 
 import type { CostCurve } from "../protocol/costs.js";
 
-/** Weight of the newest round in a smoothed measurement. */
+/** Weight of the newest round in a smoothed measurement, and in what is usual. */
 export const SMOOTHING = 0.2;
+export const USUAL = 0.05;
+/** Observations that a measurement begins with, if it was told or guessed. */
+export const PRIOR = 4;
+/**
+ * What takes longer than usual counts as at most so many times it: a suspended device says nothing of the next round.
+ */
+export const OUTLIER = 3;
 /** No duration is taken to be shorter, so that rates stay finite. */
 export const LEAST_SECONDS = 1e-6;
 
@@ -12,22 +19,33 @@ export function blend(old: number | null, now: number, weight = SMOOTHING): numb
 }
 
 /**
- * curve: as WELCOME advertised it; null: a step is taken to last a second, see `slowdown`. rtt: of a round, without the
- * verifier's engine and queue. queue: of a round; as WELCOME has it until `queued` waits were measured. exposed: drafting
- * between a tree's verdict and the next VERIFY.
+ * curve: as WELCOME advertised it; null: a step is taken to last a second, see `slowdown`. rtt: of a round, without
+ * drafting and the verifier's engine; usual, as a lost packet costs a stream nothing and a round much. queue: in the
+ * verifier, as WELCOME has it; what is measured has it in `rtt`. exposed: drafting between a tree's verdict and the
+ * next VERIFY.
  */
 export class CostModel {
   /** Of steps for trees, and for single tokens: measured time over advertised time. */
   private slowdown: number | null = null;
-  private tokenSlowdown: number | null = null;
-  private queued = 0;
+  tokenSlowdown: number | null = null;
+  private rounds = 0;
+  /** Whether the last steps were for trees, and how many such there were. */
+  private trees = true;
+  private alike = 0;
 
   constructor(
     readonly curve: CostCurve | null = null,
     public rtt: number | null = null,
-    public queue = 0,
+    private queue = 0,
     public exposed = 0,
   ) {}
+
+  /** The verifier is reached in another way, after a handshake that took `rtt`. queue: as WELCOME has it. */
+  linked(rtt: number, queue: number): void {
+    this.rtt = rtt;
+    this.queue = queue;
+    this.rounds = 0;
+  }
 
   /** Seconds of a step of `tokens` tokens as the verifier advertised; it really takes `slowdown` times as long. */
   advertised(tokens: number): number {
@@ -50,29 +68,34 @@ export class CostModel {
     return Math.max(LEAST_SECONDS, this.exposed + this.between + this.step(nodes));
   }
 
-  /** A round with a step of `tokens` tokens took `wait`, without drafting; engine, queue: the verifier's part. */
-  measured(tokens: number, wait: number, engine: number, queue: number): void {
+  /** A round with a step of `tokens` tokens took `wait`, without drafting; engine: the verifier's part. */
+  measured(tokens: number, wait: number, engine: number): void {
     this.stepped(tokens, engine);
-    this.rtt = blend(this.rtt, Math.max(0, wait - engine - queue));
-    this.waited(queue);
+    this.waited(wait - engine);
   }
 
-  /** A request waited `queue` seconds in the verifier's queue. */
-  waited(queue: number): void {
-    this.queued++;
-    this.queue = blend(this.queue, queue, Math.max(SMOOTHING, 1 / this.queued));
+  /** A round, or the way to a stream's first token, took `seconds` without drafting and the verifier's engine. */
+  waited(seconds: number): void {
+    this.rounds++;
+    const known = this.queue ? null : this.rtt; // what was told is replaced by the first measurement
+    this.rtt = blend(known, Math.max(0, seconds), Math.max(USUAL, 1 / (PRIOR + this.rounds)));
+    this.queue = 0;
   }
 
   /**
-   * A step took `engine` seconds. The slowdowns of trees and of single tokens rise and fall together, but each keeps a level
-   * of its own: where the curve is wrong for one, the other must not be judged by it.
+   * A step took `engine` seconds. The slowdowns of trees and of single tokens rise and fall together, but each keeps a
+   * level of its own: where the curve is wrong for one, the other must not be judged by it. So the first steps after
+   * some of the other kind move their own slowdown alone.
    */
   stepped(tokens: number, engine: number): void {
     if (engine <= 0) return;
     const trees = tokens > 1;
+    this.alike = trees === this.trees ? this.alike + 1 : 1;
+    this.trees = trees;
+    const early = 1 / (1 + this.alike);
     const [own, other] = trees ? [this.slowdown, this.tokenSlowdown] : [this.tokenSlowdown, this.slowdown];
-    const now = blend(own, engine / this.advertised(tokens));
-    const followed = own === null || other === null ? other : (other * now) / own;
+    const now = blend(own, engine / this.advertised(tokens), Math.max(SMOOTHING, early));
+    const followed = own && other && early <= SMOOTHING ? (other * now) / own : other;
     [this.slowdown, this.tokenSlowdown] = trees ? [now, followed] : [followed, now];
   }
 }

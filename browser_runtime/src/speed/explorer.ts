@@ -5,7 +5,7 @@
  * expected to lose is paid for: SHARE of the time may be lost to all of it together.
  */
 
-import type { Arm } from "./settled.js";
+import type { Arm } from "./arms.js";
 
 /** An arm must promise this many times the tokens per second of the one in use. */
 export const MARGIN = 1.05;

@@ -5,9 +5,9 @@ import dev.outrider.core.drafting.Drafter
 import dev.outrider.core.session.AddRows
 import dev.outrider.core.session.DraftTree
 import dev.outrider.core.session.Session
+import dev.outrider.core.session.TreeSize
 import dev.outrider.core.session.WriteToken
 import dev.outrider.core.session.Writer
-import dev.outrider.core.speed.TreeSize
 
 /** A session's requests to the drafter, run in the drafter's thread; results go to [report]. */
 internal class DrafterJobs(

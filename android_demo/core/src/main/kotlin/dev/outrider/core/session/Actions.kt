@@ -4,7 +4,6 @@ package dev.outrider.core.session
 import dev.outrider.core.protocol.ClientMessage
 import dev.outrider.core.protocol.FinishReason
 import dev.outrider.core.speed.Arm
-import dev.outrider.core.speed.TreeSize
 
 internal sealed interface Action
 

@@ -13,8 +13,6 @@ import dev.outrider.core.protocol.ServerMessage
 import dev.outrider.core.protocol.Verdict
 import dev.outrider.core.protocol.Welcome
 import dev.outrider.core.speed.Arm
-import dev.outrider.core.speed.Settled
-import dev.outrider.core.speed.Tuning
 
 /**
  * One answer as a pure state machine: events in, actions out. No I/O, no threads, no clock.

@@ -2,7 +2,6 @@ package dev.outrider.core.session
 
 import dev.outrider.core.drafting.Draft
 import dev.outrider.core.speed.Arm
-import dev.outrider.core.speed.Settled
 
 /** Counts that a session keeps of its answer; seconds are as the driver measured them. */
 public class SessionStats internal constructor() {

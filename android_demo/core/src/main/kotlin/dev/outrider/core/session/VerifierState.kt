@@ -23,7 +23,6 @@ import dev.outrider.core.protocol.Welcome
 import dev.outrider.core.protocol.packIds
 import dev.outrider.core.protocol.packParents
 import dev.outrider.core.speed.Arm
-import dev.outrider.core.speed.Settled
 
 /** Least seconds until OPEN is sent again, and the number if the verifier names none. */
 private const val RETRY_SECONDS = 1.0
@@ -229,8 +228,7 @@ internal class VerifierState(
         val tokens = verdict.path.mapNotNull(request.tree.tokens::getOrNull) + verdict.bonus
         return Settled(
             request.arm, request.tree, request.scores, verdict.path, tokens, now - request.sent,
-            1e-6 * verdict.engineUs, 1e-6 * verdict.queueUs, verdict.finish != FINISH_NONE, request.afterOpen,
-            now >= request.due, sameStep,
+            1e-6 * verdict.engineUs, verdict.finish != FINISH_NONE, request.afterOpen, now >= request.due, sameStep,
             request.clock == StreamClock.SILENT || (sameStep && request.clock == StreamClock.FIRST),
         )
     }

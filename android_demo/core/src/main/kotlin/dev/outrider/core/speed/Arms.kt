@@ -11,25 +11,17 @@ import kotlin.math.ceil
 import kotlin.math.exp
 import kotlin.math.pow
 
-/**
- * Observations that acceptance at a depth, of a chain's tokens, or of a stream's begins with; what an older one still
- * counts after one more.
- */
-private const val PRIOR = 4.0
+/** What an older observation still counts after one more. */
 private const val FADING = 0.98
 
 /** Levels of a tree that are calibrated separately; deeper ones count as the last. */
 private const val DEPTHS = 6
 
-/**
- * Weight in what is usual, of a tree and of a streamed token: how well text can be foreseen differs more between
- * answers than within one.
- */
-private const val USUAL_ROUND = 0.05
+/** Weight in what is usual of a streamed token: one says less than a round. */
 private const val USUAL_TOKEN = 0.01
 
-/** Weight of the newest token of a stream: one token says less than a round, and lookup brings several or none. */
-private const val TOKEN_SMOOTHING = 0.05
+/** Weight of what a tree's nodes promised in the tokens that it is taken to bring, next to those that came true. */
+private const val PROMISED = 0.7
 
 /** Tokens that a round of trees is taken to bring before one was seen, and drafting steps that it takes. */
 private const val PRIOR_TAU = 3.0
@@ -51,6 +43,9 @@ internal const val FIRST_TOKENS = 4
 private const val PRIOR_RIGHT = 0.7
 private const val MOST_RIGHT = 0.99
 
+/** How the device uses the target: to verify a drafter's trees, or an understudy's chains; to write alone. */
+internal enum class Arm { TREE, CHAIN, STREAM }
+
 /** Trees of the drafter. */
 internal class TreeArm {
     /** Tokens of a round in this answer; in the answers so far, by so many [trees]. */
@@ -63,8 +58,8 @@ internal class TreeArm {
     var step: Double? = null
 
     /** Accepted nodes by depth: as the drafter predicted them, and as they came. */
-    private val predicted = DoubleArray(DEPTHS + 1) { PRIOR }
-    private val accepted = DoubleArray(DEPTHS + 1) { PRIOR }
+    private val predicted = DoubleArray(DEPTHS + 1) { 1.0 }
+    private val accepted = DoubleArray(DEPTHS + 1) { 1.0 }
 
     /** Of a tree. */
     var nodes = LEAST_NODES.toDouble()
@@ -72,8 +67,12 @@ internal class TreeArm {
 
     /** A tree was drafted. */
     fun drafted(seconds: Double, steps: Int) {
-        if (steps > 0) step = blend(step, seconds / steps)
+        if (steps > 0) step = blend(step, usual(seconds, steps) / steps)
     }
+
+    /** Of [seconds] that drafting in [steps] steps took, those that say something of the next round. */
+    fun usual(seconds: Double, steps: Int): Double =
+        step?.takeIf { it > 0 }?.let { minOf(seconds, OUTLIER * steps * it) } ?: seconds
 
     /** Of [tree], [path] came true. tau is what its nodes promise, calibrated: that varies less than luck. */
     fun learn(tree: TokenTree, scores: List<Double>, path: List<Int>) {
@@ -82,14 +81,14 @@ internal class TreeArm {
         var tokens = 1.0 + path.size
         if (scores.isNotEmpty() && scores.size == tree.size) {
             for (known in listOf(predicted, accepted)) {
-                for (depth in known.indices) known[depth] = PRIOR + FADING * (known[depth] - PRIOR)
+                for (depth in known.indices) known[depth] = 1 + FADING * (known[depth] - 1)
             }
             for ((node, score) in scores.withIndex()) predicted[minOf(tree.depths[node], DEPTHS)] += exp(score)
             for (depth in 1..path.size) accepted[minOf(depth, DEPTHS)] += 1.0
-            tokens = expected(tree, scores).last()
+            tokens += PROMISED * (expected(tree, scores).last() - tokens)
         }
         tau = blend(tau, tokens, maxOf(SMOOTHING, 1.0 / (1 + trees)))
-        usualTau = blend(usualTau, tokens, maxOf(USUAL_ROUND, 1.0 / (1 + trees)))
+        usualTau = blend(usualTau, tokens, maxOf(USUAL, 1.0 / (1 + trees)))
     }
 
     /** Tokens that the first 1, 2, ... nodes of [tree] promise, as far as promises were kept so far. */
@@ -130,12 +129,10 @@ internal class ChainArm {
     var most = MOST_TOKENS
 
     /** Seconds that the understudy takes for one; null: it has drafted none yet. */
-    private var token: Double? = null
+    var token: Double? = null
+        private set
     private var right = PRIOR * PRIOR_RIGHT
     private var judged = PRIOR
-
-    /** Whether [best] tells something. */
-    val known: Boolean get() = ready && most > 1 && token != null
 
     /** [tokens] were drafted in [seconds]. */
     fun drafted(tokens: Int, seconds: Double) {
@@ -178,13 +175,11 @@ internal class StreamArm {
     var first = 1.0
     var usual = 1.0
         private set
-    private var tokens = 0
+    var tokens = 0
+        private set
 
     /** Seconds between tokens besides the engine. */
     private var rest = 0.0
-
-    /** Tokens arrive that an outage held back. */
-    private var late = false
 
     /** WELCOME says that a step brings so many [tokens]. */
     fun told(tokens: Double) {
@@ -193,21 +188,20 @@ internal class StreamArm {
         usual = first
     }
 
-    /** A token came [gap] after the one before it. The time of tokens delayed by an outage is ignored. */
-    fun came(gap: Double, engine: Double, overdue: Boolean, sameStep: Boolean) {
+    /** A token came [gap] after the one before it; many at once follow a late one. [engine]: 0: unknown. */
+    fun came(gap: Double, engine: Double, sameStep: Boolean) {
         val begins = if (sameStep) 0.0 else 1.0
         val early = 1 / (PRIOR + tokens)
-        first = blend(first, begins, maxOf(TOKEN_SMOOTHING, early))
+        first = blend(first, begins, maxOf(USUAL, early))
         usual = blend(usual, begins, maxOf(USUAL_TOKEN, early))
-        late = overdue || (late && (sameStep || gap < engine / 2))
-        if (late) return
         tokens++
-        rest = blend(rest, if (sameStep) gap else gap - engine, maxOf(USUAL_TOKEN, 1.0 / tokens))
+        val rest = if (engine > 0) minOf(gap - engine, OUTLIER * engine) else gap
+        this.rest = blend(this.rest, rest, maxOf(USUAL_TOKEN, 1.0 / tokens))
     }
 
     /** Tokens per second; null where nothing is known. */
     fun rate(costs: CostModel): Double? {
-        val seconds = first * costs.step(0.0) + maxOf(0.0, rest)
-        return if (seconds > 0) 1 / maxOf(LEAST_SECONDS, seconds) else null
+        if (costs.curve == null && costs.tokenSlowdown == null) return null
+        return 1 / maxOf(LEAST_SECONDS, first * costs.step(0.0) + maxOf(0.0, rest))
     }
 }

@@ -36,12 +36,13 @@ internal class Controller(var pinned: Arm? = null) {
 
     // --- measurements ---
 
-    /** A handshake took [rtt]. Another verifier has other costs; what was measured of the same one stays. */
+    /** A handshake took [rtt]. Another verifier has other costs; those of the same one's steps stay. */
     fun linked(welcome: Welcome, rtt: Double) {
         val curve = CostCurve.unpack(welcome.costs)
-        costs.rtt = rtt
-        if (!costs.isOf(curve)) {
-            costs = CostModel(curve, rtt, welcome.queueUs / 1e6, PRIOR_STEPS * (tree.step ?: 0.0))
+        val queue = welcome.queueUs / 1e6
+        costs.linked(rtt, queue)
+        if (curve == null || curve != costs.curve) {
+            costs = CostModel(curve, rtt, queue, PRIOR_STEPS * (tree.step ?: 0.0))
             stream = StreamArm()
             ahead = Ahead(ahead.fixed)
             ending = null
@@ -49,13 +50,11 @@ internal class Controller(var pinned: Arm? = null) {
         stream.told(welcome.streamTokens / 100.0)
     }
 
-    /** A tree's verdict came after [wait]: [path] was accepted; engine, queue: the verifier's own part of it. */
-    fun verified(
-        tree: TokenTree, scores: List<Double>, path: List<Int>, wait: Double, engine: Double, queue: Double,
-    ) {
-        ending = if (engine > 0) ahead.now to maxOf(LEAST_SECONDS, wait - queue) else null
+    /** A tree's verdict came after [wait]: [path] was accepted; engine: the verifier's own part of it. */
+    fun verified(tree: TokenTree, scores: List<Double>, path: List<Int>, wait: Double, engine: Double) {
+        ending = if (engine > 0) ahead.now to maxOf(LEAST_SECONDS, wait) else null
         explorer.passed(wait)
-        if (ahead.trial == 0) costs.measured(1 + tree.size, wait, engine, queue)
+        if (ahead.trial == 0) costs.measured(1 + tree.size, wait, engine)
         this.tree.learn(tree, scores, path)
     }
 
@@ -63,12 +62,10 @@ internal class Controller(var pinned: Arm? = null) {
      * The verdict on a chain of [tokens] of the understudy came after [wait]: the first [accepted] were right. [ended]:
      * behind them the answer has ended, and nothing is known of the others.
      */
-    fun chainVerified(
-        tokens: Int, accepted: Int, wait: Double, engine: Double, queue: Double, ended: Boolean = false,
-    ) {
+    fun chainVerified(tokens: Int, accepted: Int, wait: Double, engine: Double, ended: Boolean = false) {
         ending = null
         explorer.passed(wait)
-        costs.measured(1 + tokens, wait, engine, queue)
+        costs.measured(1 + tokens, wait, engine)
         chain.verified(if (ended) accepted else tokens, accepted)
     }
 
@@ -76,25 +73,27 @@ internal class Controller(var pinned: Arm? = null) {
      * A streamed token came [gap] after the one before it. [sameStep]: it came of one step with the one before, as
      * where the verifier foresees what the text repeats.
      */
-    fun streamed(gap: Double, engine: Double, overdue: Boolean, sameStep: Boolean = false) {
+    fun streamed(gap: Double, engine: Double, sameStep: Boolean = false) {
         ending = null
-        if (!overdue) explorer.passed(gap)
+        explorer.passed(gap)
         if (!sameStep) costs.stepped(1, engine) // that has told its time
-        stream.came(gap, engine, overdue, sameStep)
+        stream.came(gap, engine, sameStep)
     }
 
     /** Of a tree drafted in [seconds] for comparison, [path] came true. */
     fun foreseen(tree: TokenTree, scores: List<Double>, path: List<Int>, seconds: Double) {
         this.tree.learn(tree, scores, path)
-        if (!ahead.on) costs.exposed = blend(costs.exposed, seconds)
+        if (!ahead.on) costs.exposed = blend(costs.exposed, this.tree.usual(seconds, PRIOR_STEPS))
     }
 
     /** [exposed] seconds passed between a verdict and the next VERIFY: a round ends. */
     fun waited(exposed: Double) {
-        if (ahead.trial == 0) costs.exposed = blend(costs.exposed, exposed)
-        val (drafted, seconds) = ending ?: return prepared()
+        val round = ending
         ending = null
-        ahead.measured(drafted, seconds + exposed, explorer)
+        val usual = tree.usual(exposed, PRIOR_STEPS)
+        if (ahead.trial == 0) costs.exposed = blend(costs.exposed, usual)
+        if (round != null) ahead.measured(round.first, round.second + usual, explorer)
+        else ahead.trial = 0
     }
 
     /** What passed between a verdict and an answer's first tree, or the first behind a stream, is no round's. */
@@ -151,7 +150,7 @@ internal class Controller(var pinned: Arm? = null) {
     /** Tokens per second of each arm of which anything is known. */
     fun rates(): MutableMap<Arm, Double> {
         val rates = linkedMapOf(Arm.TREE to tree.rate(costs))
-        if (chain.known) rates[Arm.CHAIN] = chain.best(costs).second
+        if (chain.ready && chain.most > 1 && chain.token != null) rates[Arm.CHAIN] = chain.best(costs).second
         stream.rate(costs)?.let { rates[Arm.STREAM] = it }
         return rates
     }
@@ -176,7 +175,11 @@ internal class Controller(var pinned: Arm? = null) {
             val cost = costs.round(1.0) * maxOf(0.0, 1 - chain / now)
             if (explorer.due(Arm.CHAIN.name, cost, now / chain)) return attempt(Arm.CHAIN, 1)
         }
-        val stream = rates[Arm.STREAM] ?: return
+        val stream = rates[Arm.STREAM]
+        if (stream == null) {
+            if (this.stream.tokens == 0 && pinned == null) attempt(Arm.STREAM, EVERY)
+            return
+        }
         val cost = costs.round(0.0) - costs.step(0.0) + EVERY * maxOf(0.0, 1 / stream - 1 / now)
         if (explorer.due(Arm.STREAM.name, cost, now / stream)) attempt(Arm.STREAM, EVERY)
     }

@@ -3,8 +3,17 @@ package dev.outrider.core.speed
 
 import dev.outrider.core.protocol.CostCurve
 
-/** Weight of the newest round in a smoothed measurement. */
+/** Weight of the newest round in a smoothed measurement, and in what is usual. */
 internal const val SMOOTHING = 0.2
+internal const val USUAL = 0.05
+
+/** Observations that a measurement begins with, if it was told or guessed. */
+internal const val PRIOR = 4.0
+
+/**
+ * What takes longer than usual counts as at most so many times it: a suspended device says nothing of the next round.
+ */
+internal const val OUTLIER = 3.0
 
 /** No duration is taken to be shorter, so that rates stay finite. */
 internal const val LEAST_SECONDS = 1e-6
@@ -13,25 +22,28 @@ internal fun blend(old: Double?, new: Double, weight: Double = SMOOTHING): Doubl
     if (old == null) new else old + weight * (new - old)
 
 /**
- * curve: as WELCOME advertised it; null: a step is taken to last a second, see [slowdown]. rtt: of a round, without the
- * verifier's engine and queue. queue: of a round; as WELCOME has it until `queued` waits were measured. exposed:
- * drafting between a tree's verdict and the next VERIFY.
+ * curve: as WELCOME advertised it; null: a step is taken to last a second, see [slowdown]. rtt: of a round, without
+ * drafting and the verifier's engine; usual, as a lost packet costs a stream nothing and a round much. queue: in the
+ * verifier, as WELCOME has it; what is measured has it in [rtt]. exposed: drafting between a tree's verdict and the
+ * next VERIFY.
  */
 internal class CostModel(
-    private val curve: CostCurve? = null, var rtt: Double? = null, queue: Double = 0.0, var exposed: Double = 0.0,
+    val curve: CostCurve? = null, private var rtt: Double? = null, private var queue: Double = 0.0,
+    var exposed: Double = 0.0,
 ) {
     /** Of steps for trees, and for single tokens: measured time over advertised time. */
-    private var slowdown: Double? = null
-    private var tokenSlowdown: Double? = null
-
-    var queue = queue
+    var slowdown: Double? = null
         private set
-    private var queued = 0
+    var tokenSlowdown: Double? = null
+        private set
+    private var rounds = 0
+
+    /** Whether the last steps were for trees, and how many such there were. */
+    private var trees = true
+    private var alike = 0
 
     /** A round's time without drafting and the verifier's engine. */
     val between: Double get() = (rtt ?: 0.0) + queue
-
-    fun isOf(curve: CostCurve?): Boolean = curve != null && curve == this.curve
 
     /** Seconds of a step of [tokens] as the verifier advertised; it really takes [slowdown] times as long. */
     fun advertised(tokens: Double): Double = curve?.let { maxOf(LEAST_SECONDS, it.at(tokens)) } ?: 1.0
@@ -45,29 +57,42 @@ internal class CostModel(
     /** Seconds of a round with a tree of [nodes] nodes. */
     fun round(nodes: Double): Double = maxOf(LEAST_SECONDS, exposed + between + step(nodes))
 
-    /** A round with a step of [tokens] tokens took [wait], without drafting; engine, queue: the verifier's part. */
-    fun measured(tokens: Int, wait: Double, engine: Double, queue: Double) {
-        stepped(tokens, engine)
-        rtt = blend(rtt, maxOf(0.0, wait - engine - queue))
-        waited(queue)
+    /** A handshake took [rtt], and WELCOME told the [queue]. */
+    fun linked(rtt: Double, queue: Double) {
+        this.rtt = rtt
+        this.queue = queue
+        rounds = 0
     }
 
-    /** A request waited [queue] seconds in the verifier's queue. */
-    fun waited(queue: Double) {
-        queued++
-        this.queue = blend(this.queue, queue, maxOf(SMOOTHING, 1.0 / queued))
+    /** A round with a step of [tokens] tokens took [wait], without drafting; engine: the verifier's part. */
+    fun measured(tokens: Int, wait: Double, engine: Double) {
+        stepped(tokens, engine)
+        waited(wait - engine)
+    }
+
+    /** A round, or the way to a stream's first token, took [seconds] without drafting and the verifier's engine. */
+    fun waited(seconds: Double) {
+        rounds++
+        val known = rtt.takeIf { queue == 0.0 } // what was told is replaced by the first measurement
+        rtt = blend(known, maxOf(0.0, seconds), maxOf(USUAL, 1 / (PRIOR + rounds)))
+        queue = 0.0
     }
 
     /**
      * A step took [engine] seconds. The slowdowns of trees and of single tokens rise and fall together, but each keeps
-     * a level of its own: where the curve is wrong for one, the other must not be judged by it.
+     * a level of its own: where the curve is wrong for one, the other must not be judged by it. So the first steps
+     * after some of the other kind move their own slowdown alone.
      */
     fun stepped(tokens: Int, engine: Double) {
         if (engine <= 0) return
-        val (own, other) = if (tokens > 1) slowdown to tokenSlowdown else tokenSlowdown to slowdown
-        val new = blend(own, engine / advertised(tokens.toDouble()))
-        val followed = if (own == null || other == null) other else other * new / own
-        slowdown = if (tokens > 1) new else followed
-        tokenSlowdown = if (tokens > 1) followed else new
+        val trees = tokens > 1
+        alike = if (trees == this.trees) alike + 1 else 1
+        this.trees = trees
+        val early = 1.0 / (1 + alike)
+        val (own, other) = if (trees) slowdown to tokenSlowdown else tokenSlowdown to slowdown
+        val new = blend(own, engine / advertised(tokens.toDouble()), maxOf(SMOOTHING, early))
+        val followed = if (own == null || other == null || early > SMOOTHING) other else other * new / own
+        slowdown = if (trees) new else followed
+        tokenSlowdown = if (trees) followed else new
     }
 }

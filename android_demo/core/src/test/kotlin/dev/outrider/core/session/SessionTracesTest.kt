@@ -12,10 +12,8 @@ import dev.outrider.core.protocol.RowShape
 import dev.outrider.core.protocol.ServerMessage
 import dev.outrider.core.protocol.TokenTree
 import dev.outrider.core.protocol.Welcome
-import dev.outrider.core.speed.Controller
 import dev.outrider.core.speed.Arm
-import dev.outrider.core.speed.TreeSize
-import dev.outrider.core.speed.Tuning
+import dev.outrider.core.speed.Controller
 import kotlin.test.Test
 import kotlin.test.assertEquals
 import kotlin.test.assertFalse

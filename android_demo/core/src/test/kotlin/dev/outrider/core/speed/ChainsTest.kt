@@ -4,6 +4,7 @@ import dev.outrider.core.bundle.hexToBytes
 import dev.outrider.core.drafting.Draft
 import dev.outrider.core.protocol.TokenTree
 import dev.outrider.core.protocol.Welcome
+import dev.outrider.core.session.Tuning
 import kotlin.test.Test
 import kotlin.test.assertEquals
 import kotlin.test.assertTrue
@@ -28,7 +29,7 @@ class ChainsTest {
             val controller = Controller()
             controller.chain.ready = true
             controller.chain.drafted(1, 0.01)
-            controller.chainVerified(tokens, 2, 0.1, 0.05, 0.0, ended)
+            controller.chainVerified(tokens, 2, 0.1, 0.05, ended)
             return controller.rates().getValue(Arm.CHAIN)
         }
         assertTrue(rate(4, ended = true) > rate(4, ended = false))
@@ -60,7 +61,7 @@ class ChainsTest {
         assertEquals(Arm.STREAM, tuning.begin())
         val asked = ArrayList<Arm>()
         repeat(2000) {
-            tuning.controller.streamed(0.02, 0.02, overdue = false)
+            tuning.controller.streamed(0.02, 0.02)
             val (arm, _) = tuning.comparison(drafts = asked.size < 3).singleOrNull() ?: return@repeat
             asked += arm
             if (asked.size == 1) tuning.understudyFailed() // at this one

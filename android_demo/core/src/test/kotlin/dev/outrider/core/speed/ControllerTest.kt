@@ -7,6 +7,8 @@ import dev.outrider.core.bundle.hexToBytes
 import dev.outrider.core.bundle.int
 import dev.outrider.core.protocol.TokenTree
 import dev.outrider.core.protocol.Welcome
+import dev.outrider.core.session.Settled
+import dev.outrider.core.session.Tuning
 import kotlin.test.Test
 import kotlin.test.assertEquals
 import kotlin.test.assertNotNull
@@ -53,8 +55,8 @@ class ControllerTest {
         // 100 us for a token, 50 for two: 0 for three
         controller.linked(welcome("01000000640000000200000032000000"), 0.01)
         for (nodes in 0..3) {
-            controller.verified(TokenTree.chain(List(nodes) { 1 }), emptyList(), emptyList(), 0.02, 0.01, 0.0)
-            controller.streamed(0.01, 0.01, overdue = false)
+            controller.verified(TokenTree.chain(List(nodes) { 1 }), emptyList(), emptyList(), 0.02, 0.01)
+            controller.streamed(0.01, 0.01)
             assertTrue(controller.rates().values.all { it.isFinite() && it > 0 }, "${controller.rates()}")
         }
     }
@@ -66,18 +68,21 @@ class ControllerTest {
             tuning.controller.linked(welcome("0100000064000000", queueUs = Int.MAX_VALUE), 0.01)
             assertEquals(2147.493647, tuning.controller.costs.between, 1e-9)
             val tree = if (arm == Arm.STREAM) TokenTree() else TokenTree.chain(listOf(1))
-            fun answered(arm: Arm, queue: Double, afterOpen: Boolean = false, sameStep: Boolean = false): Double {
+            fun answered(
+                arm: Arm, rest: Double, afterOpen: Boolean = false, late: Boolean = false, sameStep: Boolean = false,
+            ): Double {
                 val settled = Settled(
-                    arm, tree, emptyList(), emptyList(), listOf(1), 0.01 + queue, 0.0, queue, ended = false,
-                    afterOpen, late = false, sameStep, askedFor = arm == Arm.STREAM,
+                    arm, tree, emptyList(), emptyList(), listOf(1), 0.05 + rest, 0.05, ended = false,
+                    afterOpen, late, sameStep, askedFor = arm == Arm.STREAM,
                 )
                 tuning.answered(settled, 0.0)
-                return tuning.controller.costs.queue
+                return tuning.controller.costs.between
             }
-            for ((queue, wanted) in listOf(0.004 to 0.004, 0.008 to 0.006, 0.003 to 0.005)) {
-                assertEquals(wanted, answered(arm, queue), 1e-9)
+            for ((rest, wanted) in listOf(0.014 to 0.014, 0.02 to 0.015, 0.008 to 0.014)) {
+                assertEquals(wanted, answered(arm, rest), 1e-9)
                 assertEquals(wanted, answered(Arm.STREAM, 3.0, afterOpen = true), 1e-9) // its own prompt was read
                 assertEquals(wanted, answered(Arm.STREAM, 0.0, sameStep = true), 1e-9)
+                assertEquals(wanted, answered(arm, 3.0, late = true), 1e-9)
             }
         }
     }
@@ -96,12 +101,9 @@ class ControllerTest {
             "drafted" -> tree.drafted(double(0), double(1).toInt())
             "verified" -> verified(
                 TokenTree(ints(arguments[0]), ints(arguments[1])), doubles(arguments[2]), ints(arguments[3]),
-                double(4), double(5), double(6),
+                double(4), double(5),
             )
-            "streamed" -> {
-                val (overdue, sameStep) = arguments.drop(2).map { it as Boolean }
-                streamed(double(0), double(1), overdue, sameStep)
-            }
+            "streamed" -> streamed(double(0), double(1), arguments[2] as Boolean)
             "foreseen" -> foreseen(
                 TokenTree(ints(arguments[0]), ints(arguments[1])), doubles(arguments[2]), ints(arguments[3]), double(4),
             )
@@ -109,8 +111,7 @@ class ControllerTest {
             "prepared" -> prepared()
             "chain_ready" -> chain.ready = arguments[0] as Boolean
             "chain_drafted" -> chain.drafted(double(0).toInt(), double(1))
-            "chain_verified" ->
-                chainVerified(double(0).toInt(), double(1).toInt(), double(2), double(3), double(4))
+            "chain_verified" -> chainVerified(double(0).toInt(), double(1).toInt(), double(2), double(3))
             "compared" -> chain.verified(double(0).toInt(), double(1).toInt())
             else -> error("no measurement $call")
         }

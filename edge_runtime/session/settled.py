@@ -1,27 +1,19 @@
-"""The ways to have text written, and a request to the verifier after its verdict: its outcome and its duration."""
+"""A request to the verifier after its verdict: its outcome and its duration."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 
+from edge_runtime.speed.arms import Arm
 from outrider_core.protocol.tree import TokenTree
-
-
-class Arm(StrEnum):
-    """How the device uses the target."""
-
-    TREE = "tree"  #: to verify trees of the drafter
-    CHAIN = "chain"  #: to verify chains of the understudy
-    STREAM = "stream"  #: to write alone
 
 
 @dataclass(frozen=True)
 class Settled:
     """Seconds throughout. arm: None: provisional text was verified. tree: what was sent; empty for a stream. scores:
     log path probabilities of its nodes. accepted: node numbers of the accepted path. tokens: those of the path and the
-    one that the target drew behind it. wait: since the request was sent, or since a stream's last token. engine, queue:
-    the verifier's own part of it. ended: behind the tokens the answer has ended. after_open: the verifier may have had
+    one that the target drew behind it. wait: since the request was sent, or since a stream's last token. engine: the
+    verifier's own part of it. ended: behind the tokens the answer has ended. after_open: the verifier may have had
     to read the whole text first. late: it came when it was overdue, so that an outage or a suspended device made it
     wait, not the verifier. same_step: a stream's token came of one step with the token before. asked_for: a stream's
     token came of its first step, which had to be asked for.
@@ -34,7 +26,6 @@ class Settled:
     tokens: list[int]
     wait: float
     engine: float
-    queue: float
     ended: bool
     after_open: bool
     late: bool

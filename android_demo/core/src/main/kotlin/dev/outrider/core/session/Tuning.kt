@@ -2,11 +2,15 @@
  * One answer's part in the choices: what is measured of it goes to the controller, which keeps and weighs it; by that,
  * the tree's size and what else to draft are chosen.
  */
-package dev.outrider.core.speed
+package dev.outrider.core.session
 
 import dev.outrider.core.drafting.Draft
 import dev.outrider.core.drafting.TreeShape
 import dev.outrider.core.protocol.MAX_NODES
+import dev.outrider.core.speed.Arm
+import dev.outrider.core.speed.Controller
+import dev.outrider.core.speed.FIRST_TOKENS
+import dev.outrider.core.speed.MOST_TOKENS
 
 /** The largest trees where no others are asked for: as many nodes as a frame of 256 bytes holds. */
 internal val LARGEST = TreeShape(nodes = 48)
@@ -70,17 +74,19 @@ internal class Tuning(
         val engine = settled.engine
         verdictAt = now
         behindTree = false
-        if (settled.arm == Arm.STREAM && settled.askedFor) { // or the text was read first; it waited for nothing
-            if (!settled.afterOpen && !settled.sameStep) controller.costs.waited(settled.queue)
-        } else if (settled.arm == Arm.STREAM) {
-            controller.streamed(wait, engine, settled.late, settled.sameStep)
-        } else if (settled.drafted) {
+        if (settled.drafted) {
             untold = false
             behindTree = settled.arm == Arm.TREE
-            if (settled.late) return
-            val accepted = settled.accepted
-            if (behindTree) controller.verified(settled.tree, settled.scores, accepted, wait, engine, settled.queue)
-            else controller.chainVerified(settled.tree.size, accepted.size, wait, engine, settled.queue, settled.ended)
+        }
+        if (settled.late) return
+        if (settled.arm == Arm.STREAM && settled.askedFor) { // or the text was read first; it waited for nothing
+            if (!settled.afterOpen && !settled.sameStep) controller.costs.waited(wait - engine)
+        } else if (settled.arm == Arm.STREAM) {
+            controller.streamed(wait, engine, settled.sameStep)
+        } else if (settled.arm == Arm.CHAIN && settled.drafted) {
+            controller.chainVerified(settled.tree.size, settled.accepted.size, wait, engine, settled.ended)
+        } else if (settled.drafted) {
+            controller.verified(settled.tree, settled.scores, settled.accepted, wait, engine)
         }
     }
 

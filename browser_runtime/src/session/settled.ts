@@ -1,12 +1,7 @@
-/** The ways to have text written, and a request to the verifier after its verdict: its outcome and its duration. */
+/** A request to the verifier after its verdict: its outcome and its duration. */
 
 import type { TokenTree } from "../protocol/tree.js";
-
-/**
- * How the device uses the target. tree: to verify trees of the drafter. chain: to verify chains of the understudy. stream:
- * to write alone.
- */
-export type Arm = "tree" | "chain" | "stream";
+import type { Arm } from "../speed/arms.js";
 
 /**
  * arm: null: provisional text is verified. tree: what was sent; empty for a stream. scores: log path probabilities of its
@@ -21,8 +16,8 @@ export interface Requested {
 
 /**
  * Seconds throughout. accepted: node numbers of the accepted path. tokens: those of the path and the one that the target
- * drew after it. wait: since the request was sent, or since a stream's last token. engine, queue: the verifier's own part of
- * it. ended: the answer has ended after the tokens. late: it came when it was overdue, so an outage or a suspended device
+ * drew after it. wait: since the request was sent, or since a stream's last token. engine: the verifier's own part of it.
+ * ended: the answer has ended after the tokens. late: it came when it was overdue, so an outage or a suspended device
  * delayed it, not the verifier. sameStep: a stream's token came from the same step as the token before. askedFor: a stream's
  * token came of its first step, which had to be asked for.
  */
@@ -31,7 +26,6 @@ export interface Settled extends Requested {
   tokens: number[];
   wait: number;
   engine: number;
-  queue: number;
   ended: boolean;
   late: boolean;
   sameStep: boolean;

@@ -6,9 +6,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from edge_runtime.speed.arms import FIRST_TOKENS, MOST_TOKENS
+from edge_runtime.session.settled import Settled
+from edge_runtime.speed.arms import FIRST_TOKENS, MOST_TOKENS, Arm
 from edge_runtime.speed.controller import Controller
-from edge_runtime.speed.settled import Arm, Settled
 from outrider_core.drafting.drafter import Draft, TreeShape
 from outrider_core.protocol.tree import MAX_NODES
 
@@ -65,21 +65,21 @@ class Tuning:
     def answered(self, settled: Settled, now: float) -> None:
         """A verdict came. One that is late says nothing of the link."""
         self._verdict_at, self._behind_tree = now, False
-        wait, engine, queue = settled.wait, settled.engine, settled.queue
+        wait, engine = settled.wait, settled.engine
+        if settled.drafted:
+            self._untold, self._behind_tree = False, settled.arm is Arm.TREE
+        if settled.late:
+            return
         if settled.arm is Arm.STREAM and settled.asked_for:
             if not (settled.after_open or settled.same_step):  # the text was read first; it waited for nothing
-                self.controller.costs.waited(queue)
+                self.controller.costs.waited(wait - engine)
         elif settled.arm is Arm.STREAM:
-            self.controller.streamed(wait, engine, settled.late, settled.same_step)
+            self.controller.streamed(wait, engine, settled.same_step)
+        elif settled.arm is Arm.CHAIN and settled.drafted:
+            sent, accepted = len(settled.tree), len(settled.accepted)
+            self.controller.chain_verified(sent, accepted, wait, engine, settled.ended)
         elif settled.drafted:
-            self._untold, self._behind_tree = False, settled.arm is Arm.TREE
-            if settled.late:
-                return
-            if settled.arm is Arm.CHAIN:
-                sent, accepted = len(settled.tree), len(settled.accepted)
-                self.controller.chain_verified(sent, accepted, wait, engine, queue, settled.ended)
-            else:
-                self.controller.verified(settled.tree, settled.scores, settled.accepted, wait, engine, queue)
+            self.controller.verified(settled.tree, settled.scores, settled.accepted, wait, engine)
 
     def compared(self, draft: Draft, base: int, seconds: float) -> None:
         """What was drafted for comparison, empty if it tells nothing, below the first `base` tokens, in `seconds`."""

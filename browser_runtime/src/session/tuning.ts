@@ -5,9 +5,9 @@
 
 import { type Draft, type TreeShape, treeShape } from "../drafting/drafter.js";
 import { MAX_NODES } from "../protocol/tree.js";
-import { FIRST_TOKENS, MOST_TOKENS } from "./arms.js";
-import { Controller } from "./controller.js";
-import { type Arm, type Settled, wasDrafted } from "./settled.js";
+import { type Arm, FIRST_TOKENS, MOST_TOKENS } from "../speed/arms.js";
+import { Controller } from "../speed/controller.js";
+import { type Settled, wasDrafted } from "./settled.js";
 
 /** The largest trees where no others are asked for: as many nodes as a frame of 256 bytes holds. */
 export const LARGEST = treeShape({ nodes: 48 });
@@ -79,20 +79,20 @@ export class Tuning {
 
   /** A verdict came. One that is late says nothing of the link. */
   answered(settled: Settled, now: number): void {
-    const { arm, tree, accepted, wait, engine, queue } = settled;
+    const { arm, tree, accepted, wait, engine } = settled;
+    const drafted = wasDrafted(settled);
     this.verdictAt = now;
-    this.behindTree = false;
+    this.behindTree = drafted && arm === "tree";
+    if (drafted) this.untold = false;
+    if (settled.late) return;
     if (arm === "stream") {
       // the text was read first; it waited for nothing
       const waited = !(settled.afterOpen || settled.sameStep);
-      if (!settled.askedFor) this.controller.streamed(wait, engine, settled.late, settled.sameStep);
-      else if (waited) this.controller.costs.waited(queue);
-    } else if (wasDrafted(settled)) {
-      this.untold = false;
-      this.behindTree = arm === "tree";
-      if (settled.late) return;
-      if (arm === "tree") this.controller.verified(tree, settled.scores, accepted.length, wait, engine, queue);
-      else this.controller.chainVerified(tree.size, accepted.length, wait, engine, queue, settled.ended);
+      if (!settled.askedFor) this.controller.streamed(wait, engine, settled.sameStep);
+      else if (waited) this.controller.costs.waited(wait - engine);
+    } else if (drafted) {
+      if (arm === "tree") this.controller.verified(tree, settled.scores, accepted.length, wait, engine);
+      else this.controller.chainVerified(tree.size, accepted.length, wait, engine, settled.ended);
     }
   }
 
