@@ -123,9 +123,9 @@ export class EdgeRuntime {
     return this.link?.traffic ?? null;
   }
 
-  /** Seconds of a round trip as measured, without the verifier's own part; null before the first connection. */
+  /** Seconds of the last handshake's round trip; null before the first connection. */
   get roundTrip(): number | null {
-    return this.controller.costs.rtt ?? this.greeted;
+    return this.greeted;
   }
 
   /** Whether there is a connection. */

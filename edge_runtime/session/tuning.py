@@ -63,18 +63,18 @@ class Tuning:
         self._verdict_at = None  # one that is sent again, behind an outage, tells nothing
 
     def answered(self, settled: Settled, now: float) -> None:
-        """A verdict came. One that is late says nothing of the link."""
+        """A verdict came. A late one says nothing of the way."""
         self._verdict_at, self._behind_tree = now, False
         wait, engine = settled.wait, settled.engine
         if settled.drafted:
             self._untold, self._behind_tree = False, settled.arm is Arm.TREE
-        if settled.late:
+        if settled.arm is Arm.STREAM and not settled.asked_for:
+            self.controller.streamed(wait, engine, settled.same_step)
+        elif settled.late:
             return
-        if settled.arm is Arm.STREAM and settled.asked_for:
+        elif settled.arm is Arm.STREAM:
             if not (settled.after_open or settled.same_step):  # the text was read first; it waited for nothing
                 self.controller.costs.waited(wait - engine)
-        elif settled.arm is Arm.STREAM:
-            self.controller.streamed(wait, engine, settled.same_step)
         elif settled.arm is Arm.CHAIN and settled.drafted:
             sent, accepted = len(settled.tree), len(settled.accepted)
             self.controller.chain_verified(sent, accepted, wait, engine, settled.ended)

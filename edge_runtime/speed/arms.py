@@ -170,16 +170,16 @@ class StreamArm:
             self.first = self.usual = 1 / max(1.0, tokens or PRIOR_STREAM)
 
     def came(self, gap: float, engine: float, same_step: bool) -> None:
-        """A token came `gap` after the one before it; many at once follow a late one. engine: 0: unknown."""
+        """A token came `gap` after the one before it. engine: 0: unknown. Many follow a late one at once."""
         early = 1 / (PRIOR + self.tokens)
         self.first = blend(self.first, not same_step, max(USUAL, early))
         self.usual = blend(self.usual, not same_step, max(USUAL_TOKEN, early))
         self.tokens += 1
-        rest = min(gap - engine, OUTLIER * engine) if engine else gap
+        rest = min(gap - engine, OUTLIER * max(engine, self.rest)) if engine else gap
         self.rest = blend(self.rest, rest, max(USUAL_TOKEN, 1 / self.tokens))
 
     def rate(self, costs: CostModel) -> float | None:
         """Tokens per second; None where nothing is known."""
-        if costs.curve is None and costs.token_slowdown is None:
+        if costs.curve is None and costs.token_slowdown is None and not self.tokens:
             return None
         return 1 / max(LEAST_SECONDS, self.first * costs.step(0) + max(0.0, self.rest))

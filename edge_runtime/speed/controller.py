@@ -10,7 +10,7 @@ from math import inf
 
 from edge_runtime.speed.ahead import Ahead
 from edge_runtime.speed.arms import PRIOR_STEPS, Arm, ChainArm, StreamArm, TreeArm
-from edge_runtime.speed.cost_model import LEAST_SECONDS, CostModel, blend
+from edge_runtime.speed.cost_model import LEAST_SECONDS, OUTLIER, CostModel, blend
 from edge_runtime.speed.explorer import EVERY, Explorer, best
 from outrider_core.protocol.costs import unpack_costs
 from outrider_core.protocol.tree import TokenTree
@@ -90,7 +90,7 @@ class Controller:
     def waited(self, exposed: float) -> None:
         """`exposed` seconds passed between a verdict and the next VERIFY: a round ends."""
         ending, self._ending = self._ending, None
-        exposed = self.tree.usual(exposed, PRIOR_STEPS)
+        exposed = max(self.tree.usual(exposed, PRIOR_STEPS), min(exposed, OUTLIER * self.costs.exposed))
         if not self.ahead.trial:
             self.costs.exposed = blend(self.costs.exposed, exposed)
         if ending:

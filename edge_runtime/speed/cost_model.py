@@ -24,9 +24,9 @@ def blend(old: float | None, new: float, weight: float = SMOOTHING) -> float:
 class CostModel:
     """curve: as WELCOME advertised it; None: a step is taken to last a second, see `slowdown`. slowdown,
     token_slowdown: of steps for trees and for single tokens: measured time over advertised time. rtt: of a round,
-    without drafting and the verifier's engine; usual, as a lost packet costs a stream nothing and a round much. queue:
-    in the verifier, as WELCOME has it; what is measured has it in `rtt`. exposed: drafting between a tree's verdict and
-    the next VERIFY.
+    without drafting and the verifier's engine: the usual one, of so many `rounds` since the link came up, because a
+    lost packet is rare and takes long. queue: in the verifier, as WELCOME has it; once measured, `rtt` has it.
+    exposed: drafting between a tree's verdict and the next VERIFY.
     """
 
     curve: CostCurve | None = None
@@ -36,9 +36,6 @@ class CostModel:
     queue: float = 0.0
     exposed: float = 0.0
     rounds: int = 0
-    #: whether the last steps were for trees, and how many such there were
-    trees: bool = True
-    alike: int = 0
 
     def advertised(self, tokens: float) -> float:
         """Seconds of a step of `tokens` tokens as the verifier advertised; it really takes `slowdown` times as long."""
@@ -65,21 +62,18 @@ class CostModel:
 
     def waited(self, seconds: float) -> None:
         """A round, or the way to a stream's first token, took `seconds` without drafting and the verifier's engine."""
-        self.rounds += 1
-        known = None if self.queue else self.rtt  # what was told is replaced by the first measurement
-        self.rtt, self.queue = blend(known, max(0.0, seconds), max(USUAL, 1 / (PRIOR + self.rounds))), 0.0
+        self.rounds, seconds = self.rounds + 1, max(0.0, seconds)
+        if self.queue:  # what was told is replaced by the first measurement
+            self.rtt, self.queue = min(seconds, OUTLIER * self.between), 0.0
+        else:
+            self.rtt = blend(self.rtt, seconds, max(USUAL, 1 / (PRIOR + self.rounds)))
 
     def stepped(self, tokens: int, engine: float) -> None:
         """A step took `engine` seconds. The slowdowns of trees and of single tokens rise and fall together, but each
-        keeps a level of its own: where the curve is wrong for one, the other must not be judged by it. So the first
-        steps after some of the other kind move their own slowdown alone."""
+        keeps a level of its own: where the curve is wrong for one, the other must not be judged by it."""
         if engine <= 0:
             return
-        trees = tokens > 1
-        self.alike = self.alike + 1 if trees is self.trees else 1
-        self.trees, early = trees, 1 / (1 + self.alike)
-        own, other = (self.slowdown, self.token_slowdown) if trees else (self.token_slowdown, self.slowdown)
-        new = blend(own, engine / self.advertised(tokens), max(SMOOTHING, early))
-        if own and other and early <= SMOOTHING:
-            other *= new / own
-        self.slowdown, self.token_slowdown = (new, other) if trees else (other, new)
+        own, other = (self.slowdown, self.token_slowdown) if tokens > 1 else (self.token_slowdown, self.slowdown)
+        new = blend(own, engine / self.advertised(tokens))
+        other = other if own is None or other is None else other * new / own
+        self.slowdown, self.token_slowdown = (new, other) if tokens > 1 else (other, new)

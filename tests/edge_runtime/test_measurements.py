@@ -148,6 +148,25 @@ def test_what_took_far_longer_than_usual_says_little_of_the_next_round() -> None
     assert controller.costs.exposed < 3 * usual
 
 
+def test_what_always_takes_longer_counts_whole_in_the_end() -> None:
+    """Each round alone is bounded, what is usual is not."""
+    controller = Controller(tree=TreeArm(step=0.001))
+    controller.linked(welcome(GPU), 0.02)
+    for _ in range(60):
+        controller.waited(0.2)
+    assert controller.costs.exposed == pytest.approx(0.2, rel=0.01)
+    for _ in range(600):
+        controller.streamed(0.5, 0.01)  # many other devices are served in turn
+    assert controller.stream.rest == pytest.approx(0.49, rel=0.05)
+
+
+def test_a_first_round_that_took_long_is_bounded_where_a_queue_was_told() -> None:
+    controller = Controller()
+    controller.linked(structs.replace(welcome(GPU), queue_us=1_000), 0.02)
+    controller.verified(TokenTree.chain([1]), [], [0], 0.8 + GPU.at(2), GPU.at(2))
+    assert controller.costs.between < 0.07
+
+
 def test_a_clock_that_measures_nothing_at_first_does_not_count_for_ever() -> None:
     """A browser's clock is coarse."""
     trees = TreeArm()

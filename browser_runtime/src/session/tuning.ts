@@ -84,12 +84,11 @@ export class Tuning {
     this.verdictAt = now;
     this.behindTree = drafted && arm === "tree";
     if (drafted) this.untold = false;
-    if (settled.late) return;
-    if (arm === "stream") {
+    if (arm === "stream" && !settled.askedFor) this.controller.streamed(wait, engine, settled.sameStep);
+    else if (settled.late) return;
+    else if (arm === "stream") {
       // the text was read first; it waited for nothing
-      const waited = !(settled.afterOpen || settled.sameStep);
-      if (!settled.askedFor) this.controller.streamed(wait, engine, settled.sameStep);
-      else if (waited) this.controller.costs.waited(wait - engine);
+      if (!(settled.afterOpen || settled.sameStep)) this.controller.costs.waited(wait - engine);
     } else if (drafted) {
       if (arm === "tree") this.controller.verified(tree, settled.scores, accepted.length, wait, engine);
       else this.controller.chainVerified(tree.size, accepted.length, wait, engine, settled.ended);

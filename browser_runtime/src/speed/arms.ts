@@ -173,19 +173,19 @@ export class StreamArm {
     if (!this.tokens) this.first = this.usual = 1 / Math.max(1, tokens || PRIOR_STREAM);
   }
 
-  /** A token came `gap` after the one before it; many at once follow a late one. engine: 0: unknown. */
+  /** A token came `gap` after the one before it. engine: 0: unknown. Many follow a late one at once. */
   came(gap: number, engine: number, sameStep: boolean): void {
     const [begins, early] = [sameStep ? 0 : 1, 1 / (PRIOR + this.tokens)];
     this.first = blend(this.first, begins, Math.max(USUAL, early));
     this.usual = blend(this.usual, begins, Math.max(USUAL_TOKEN, early));
     this.tokens++;
-    const rest = engine ? Math.min(gap - engine, OUTLIER * engine) : gap;
+    const rest = engine ? Math.min(gap - engine, OUTLIER * Math.max(engine, this.rest)) : gap;
     this.rest = blend(this.rest, rest, Math.max(USUAL_TOKEN, 1 / this.tokens));
   }
 
   /** Tokens per second; null where nothing is known. */
   rate(costs: CostModel): number | null {
-    if (!costs.curve && costs.tokenSlowdown === null) return null;
+    if (!costs.curve && costs.tokenSlowdown === null && !this.tokens) return null;
     return 1 / Math.max(LEAST_SECONDS, this.first * costs.step(0) + Math.max(0, this.rest));
   }
 }

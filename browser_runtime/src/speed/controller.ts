@@ -8,7 +8,7 @@ import type { Welcome } from "../protocol/messages.js";
 import type { TokenTree } from "../protocol/tree.js";
 import { Ahead } from "./ahead.js";
 import { type Arm, ChainArm, PRIOR_STEPS, StreamArm, TreeArm } from "./arms.js";
-import { blend, CostModel, LEAST_SECONDS } from "./costModel.js";
+import { blend, CostModel, LEAST_SECONDS, OUTLIER } from "./costModel.js";
 import { best, EVERY, Explorer, type Rates } from "./explorer.js";
 
 /** What a verifier measured of itself. */
@@ -95,7 +95,7 @@ export class Controller {
   waited(exposed: number): void {
     const { ending, costs } = this;
     this.ending = null;
-    const usual = this.tree.usual(exposed, PRIOR_STEPS);
+    const usual = Math.max(this.tree.usual(exposed, PRIOR_STEPS), Math.min(exposed, OUTLIER * costs.exposed));
     if (!this.ahead.trial) costs.exposed = blend(costs.exposed, usual);
     if (ending) this.ahead.measured(ending.ahead, ending.seconds + usual, this.explorer);
     else this.ahead.trial = 0;

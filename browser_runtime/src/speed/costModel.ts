@@ -29,9 +29,6 @@ export class CostModel {
   private slowdown: number | null = null;
   tokenSlowdown: number | null = null;
   private rounds = 0;
-  /** Whether the last steps were for trees, and how many such there were. */
-  private trees = true;
-  private alike = 0;
 
   constructor(
     readonly curve: CostCurve | null = null,
@@ -77,25 +74,23 @@ export class CostModel {
   /** A round, or the way to a stream's first token, took `seconds` without drafting and the verifier's engine. */
   waited(seconds: number): void {
     this.rounds++;
-    const known = this.queue ? null : this.rtt; // what was told is replaced by the first measurement
-    this.rtt = blend(known, Math.max(0, seconds), Math.max(USUAL, 1 / (PRIOR + this.rounds)));
+    const positive = Math.max(0, seconds);
+    // what was told is replaced by the first measurement
+    if (this.queue) this.rtt = Math.min(positive, OUTLIER * this.between);
+    else this.rtt = blend(this.rtt, positive, Math.max(USUAL, 1 / (PRIOR + this.rounds)));
     this.queue = 0;
   }
 
   /**
    * A step took `engine` seconds. The slowdowns of trees and of single tokens rise and fall together, but each keeps a
-   * level of its own: where the curve is wrong for one, the other must not be judged by it. So the first steps after
-   * some of the other kind move their own slowdown alone.
+   * level of its own: where the curve is wrong for one, the other must not be judged by it.
    */
   stepped(tokens: number, engine: number): void {
     if (engine <= 0) return;
     const trees = tokens > 1;
-    this.alike = trees === this.trees ? this.alike + 1 : 1;
-    this.trees = trees;
-    const early = 1 / (1 + this.alike);
     const [own, other] = trees ? [this.slowdown, this.tokenSlowdown] : [this.tokenSlowdown, this.slowdown];
-    const now = blend(own, engine / this.advertised(tokens), Math.max(SMOOTHING, early));
-    const followed = own && other && early <= SMOOTHING ? (other * now) / own : other;
+    const now = blend(own, engine / this.advertised(tokens));
+    const followed = own === null || other === null ? other : (other * now) / own;
     [this.slowdown, this.tokenSlowdown] = trees ? [now, followed] : [followed, now];
   }
 }

@@ -78,11 +78,12 @@ internal class Tuning(
             untold = false
             behindTree = settled.arm == Arm.TREE
         }
-        if (settled.late) return
-        if (settled.arm == Arm.STREAM && settled.askedFor) { // or the text was read first; it waited for nothing
-            if (!settled.afterOpen && !settled.sameStep) controller.costs.waited(wait - engine)
-        } else if (settled.arm == Arm.STREAM) {
+        if (settled.arm == Arm.STREAM && !settled.askedFor) {
             controller.streamed(wait, engine, settled.sameStep)
+        } else if (settled.late) {
+            return
+        } else if (settled.arm == Arm.STREAM) { // or the text was read first; it waited for nothing
+            if (!settled.afterOpen && !settled.sameStep) controller.costs.waited(wait - engine)
         } else if (settled.arm == Arm.CHAIN && settled.drafted) {
             controller.chainVerified(settled.tree.size, settled.accepted.size, wait, engine, settled.ended)
         } else if (settled.drafted) {

@@ -188,20 +188,20 @@ internal class StreamArm {
         usual = first
     }
 
-    /** A token came [gap] after the one before it; many at once follow a late one. [engine]: 0: unknown. */
+    /** A token came [gap] after the one before it. [engine]: 0: unknown. Many follow a late one at once. */
     fun came(gap: Double, engine: Double, sameStep: Boolean) {
         val begins = if (sameStep) 0.0 else 1.0
         val early = 1 / (PRIOR + tokens)
         first = blend(first, begins, maxOf(USUAL, early))
         usual = blend(usual, begins, maxOf(USUAL_TOKEN, early))
         tokens++
-        val rest = if (engine > 0) minOf(gap - engine, OUTLIER * engine) else gap
+        val rest = if (engine > 0) minOf(gap - engine, OUTLIER * maxOf(engine, this.rest)) else gap
         this.rest = blend(this.rest, rest, maxOf(USUAL_TOKEN, 1.0 / tokens))
     }
 
     /** Tokens per second; null where nothing is known. */
     fun rate(costs: CostModel): Double? {
-        if (costs.curve == null && costs.tokenSlowdown == null) return null
+        if (costs.curve == null && costs.tokenSlowdown == null && tokens == 0) return null
         return 1 / maxOf(LEAST_SECONDS, first * costs.step(0.0) + maxOf(0.0, rest))
     }
 }

@@ -90,7 +90,7 @@ internal class Controller(var pinned: Arm? = null) {
     fun waited(exposed: Double) {
         val round = ending
         ending = null
-        val usual = tree.usual(exposed, PRIOR_STEPS)
+        val usual = maxOf(tree.usual(exposed, PRIOR_STEPS), minOf(exposed, OUTLIER * costs.exposed))
         if (ahead.trial == 0) costs.exposed = blend(costs.exposed, usual)
         if (round != null) ahead.measured(round.first, round.second + usual, explorer)
         else ahead.trial = 0

@@ -38,10 +38,6 @@ internal class CostModel(
         private set
     private var rounds = 0
 
-    /** Whether the last steps were for trees, and how many such there were. */
-    private var trees = true
-    private var alike = 0
-
     /** A round's time without drafting and the verifier's engine. */
     val between: Double get() = (rtt ?: 0.0) + queue
 
@@ -73,25 +69,22 @@ internal class CostModel(
     /** A round, or the way to a stream's first token, took [seconds] without drafting and the verifier's engine. */
     fun waited(seconds: Double) {
         rounds++
-        val known = rtt.takeIf { queue == 0.0 } // what was told is replaced by the first measurement
-        rtt = blend(known, maxOf(0.0, seconds), maxOf(USUAL, 1 / (PRIOR + rounds)))
+        val positive = maxOf(0.0, seconds)
+        rtt = if (queue > 0) minOf(positive, OUTLIER * between) // what was told is replaced by the first measurement
+        else blend(rtt, positive, maxOf(USUAL, 1 / (PRIOR + rounds)))
         queue = 0.0
     }
 
     /**
      * A step took [engine] seconds. The slowdowns of trees and of single tokens rise and fall together, but each keeps
-     * a level of its own: where the curve is wrong for one, the other must not be judged by it. So the first steps
-     * after some of the other kind move their own slowdown alone.
+     * a level of its own: where the curve is wrong for one, the other must not be judged by it.
      */
     fun stepped(tokens: Int, engine: Double) {
         if (engine <= 0) return
         val trees = tokens > 1
-        alike = if (trees == this.trees) alike + 1 else 1
-        this.trees = trees
-        val early = 1.0 / (1 + alike)
         val (own, other) = if (trees) slowdown to tokenSlowdown else tokenSlowdown to slowdown
-        val new = blend(own, engine / advertised(tokens.toDouble()), maxOf(SMOOTHING, early))
-        val followed = if (own == null || other == null || early > SMOOTHING) other else other * new / own
+        val new = blend(own, engine / advertised(tokens.toDouble()))
+        val followed = if (own == null || other == null) other else other * new / own
         slowdown = if (trees) new else followed
         tokenSlowdown = if (trees) followed else new
     }
