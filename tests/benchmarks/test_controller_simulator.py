@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import controller
-from benchmarks.controller import arms, compare, summary, write
+from benchmarks import controller, simulation
+from benchmarks.controller import compare, hindsight_regret, summary
 from benchmarks.links import Profile
 from benchmarks.scenarios import CHOICES, Passage, Scenario, choices, draft, scenario
+from benchmarks.simulation import arms, write
 from edge_runtime.session.actions import Action
 from outrider_core.protocol.costs import CostCurve
 
@@ -73,13 +74,13 @@ def test_a_suspended_device_sees_later_what_came_meanwhile() -> None:
 def test_nothing_happens_before_it_was_asked_for() -> None:
     """An answer's last tree is empty, and the drafter may have been idle for long."""
 
-    class Ordered(controller.Simulation):
+    class Ordered(simulation.Simulation):
         def _at(self, when: float, event: Callable[[], list[Action]]) -> None:
             assert when >= self.now
             super()._at(when, event)
 
     world = scenario(3134)
-    assert Ordered(world, 0, controller.Device(controller.CHOSEN, world.draft_step)).run(first=True) > 0
+    assert Ordered(world, 0, simulation.Device(simulation.CHOSEN, world.draft_step)).run(first=True) > 0
 
 
 def test_an_outage_holds_up_what_is_under_way() -> None:
@@ -112,6 +113,12 @@ def test_regret_is_what_the_choice_lacks_of_the_best_arm() -> None:
     assert row["oracle_regret"] >= row["regret"]
     rows = [{**row, "regret": regret} for regret in (0.0, 0.02, 0.1, 0.0)]
     assert summary(rows)["mean_regret"] == 0.03 and summary(rows)["share_within_5_percent"] == 0.75
+
+
+def test_hindsight_takes_the_arm_that_is_ahead() -> None:
+    """Tree, then stream as it is ahead by one, and tree again for the last answer."""
+    seconds = {"tree": [3.0, 1.0, 9.0], "stream": [2.0, 4.0, 3.0], "chosen": [2.5, 0.0, 0.0]}
+    assert hindsight_regret({"seconds": seconds, "best": "stream"}) == pytest.approx(1 - 9 / (2.5 + 4 + 9))
 
 
 def test_the_command_writes_figures_and_compares_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
