@@ -232,7 +232,7 @@ def test_an_app_that_is_killed_goes_on(
             device = Device(classpath, folders["bundle"], link.address)
             async with device:
                 device.ask(PROMPTS[1], SAMPLINGS[1], MAX_NEW, script=[*PROMPTS[1], *wanted[:20]])
-                screen, record = Screen(), None
+                screen, record, asked = Screen(), None, False
                 while record is None:
                     event = await device.hear()
                     if event["event"] == "record":
@@ -241,7 +241,8 @@ def test_an_app_that_is_killed_goes_on(
                     screen.show(event)
                     if screen.verified > 3:
                         link.silent = True
-                    if len(screen.tokens) - screen.verified == 5:
+                    if not asked and len(screen.tokens) - screen.verified >= 5:
+                        asked = True
                         device.say("record")
                 assert device.process
                 device.process.kill()
@@ -279,14 +280,15 @@ def test_an_answer_keeps_to_one_arithmetic(classpath: list[Path], folders: dict[
                 screen = await device.watch(each)
                 check(screen, truth(1, 1))
                 assert any("begun in one arithmetic" in event.get("detail", "") for event in screen.events)
-            assert json.loads(cuts[0])["arithmetic"] == "one" and link.dials >= 4
+            # it may have written the rest alone before a second cut
+            assert json.loads(cuts[0])["arithmetic"] == "one" and link.dials >= 2 + len(cuts)
             link.ports = ports[1:]
             patience = {"open": 0.6, "connect": 0.3, "silence": 1.0, "offline": 1.0}
             address, settings = link.address, {"patience": patience, "offline_rate": 200.0}
             async with Device(classpath, folders["bundle"], address, **settings) as device:
                 device.ask(PROMPTS[2], max_new=MAX_NEW)
                 check(await device.watch(), truth(2, 0))
-                device.ask([], record=cuts[1])
+                device.ask([], record=cuts[-1])
                 end = (await device.watch(screen=Screen(texts=False))).end
                 assert end["reason"] in ("stop", "length", "unreachable") and end["provisional"]
                 assert "begun in one arithmetic" in end["detail"]

@@ -118,7 +118,7 @@ def test_a_trial_does_not_outlive_its_answer() -> None:
         controller.choose()
     assert controller.choose() is Arm.STREAM
     assert controller.begin() is Arm.TREE and not controller.trial
-    for _ in range(4):
+    for _ in range(3):
         controller.verified(TokenTree.chain([1]), [], [], 0.2, 0.03)
         controller.choose()
     assert controller.arm is Arm.STREAM and not controller.trial

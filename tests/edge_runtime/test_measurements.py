@@ -258,7 +258,7 @@ def test_a_trial_tells_more_of_a_stream_than_trees_did() -> None:
     controller.linked(welcome(CostCurve((1, 64), (0.01, 0.01))), 0.001)
     for _ in range(40):
         controller.streamed(0.01, 0.01)
-    for engine in (*(4 * [0.01]), *(20 * [0.015])):
+    for engine in (0.01, *(20 * [0.015])):
         controller.verified(TokenTree.chain([1, 2]), [], [0], engine + 0.001, engine)
     assert gap(controller) == pytest.approx(0.015, rel=0.05)
     for _ in range(EVERY):

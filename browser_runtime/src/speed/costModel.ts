@@ -20,9 +20,9 @@ export function blend(old: number | null, now: number, weight = SMOOTHING): numb
 
 /**
  * curve: as WELCOME advertised it; null: a step is taken to last a second, see `slowdown`. rtt: of a round, without
- * drafting and the verifier's engine; usual, as a lost packet costs a stream nothing and a round much. queue: in the
- * verifier, as WELCOME has it; what is measured has it in `rtt`. exposed: drafting between a tree's verdict and the
- * next VERIFY.
+ * drafting and the verifier's engine: the usual one, of so many `rounds` since the link came up, because a lost packet
+ * is rare and takes long. queue: in the verifier, as WELCOME has it; once measured, `rtt` has it. exposed: drafting
+ * between a tree's verdict and the next VERIFY.
  */
 export class CostModel {
   /** Of steps for trees, and for single tokens: measured time over advertised time. */

@@ -23,17 +23,16 @@ internal fun blend(old: Double?, new: Double, weight: Double = SMOOTHING): Doubl
 
 /**
  * curve: as WELCOME advertised it; null: a step is taken to last a second, see [slowdown]. rtt: of a round, without
- * drafting and the verifier's engine; usual, as a lost packet costs a stream nothing and a round much. queue: in the
- * verifier, as WELCOME has it; what is measured has it in [rtt]. exposed: drafting between a tree's verdict and the
- * next VERIFY.
+ * drafting and the verifier's engine: the usual one, of so many `rounds` since the link came up, because a lost packet
+ * is rare and takes long. queue: in the verifier, as WELCOME has it; once measured, [rtt] has it. exposed: drafting
+ * between a tree's verdict and the next VERIFY.
  */
 internal class CostModel(
     val curve: CostCurve? = null, private var rtt: Double? = null, private var queue: Double = 0.0,
     var exposed: Double = 0.0,
 ) {
     /** Of steps for trees, and for single tokens: measured time over advertised time. */
-    var slowdown: Double? = null
-        private set
+    private var slowdown: Double? = null
     var tokenSlowdown: Double? = null
         private set
     private var rounds = 0
