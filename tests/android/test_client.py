@@ -228,8 +228,9 @@ def test_an_app_that_is_killed_goes_on(
     wanted = truth(1, 1)
 
     async def run() -> None:
-        async with EmulatedLink(verifier.port) as link:
-            device = Device(classpath, folders["bundle"], link.address)
+        # trees over a delay: the silence comes rounds before the answer's end
+        async with EmulatedLink(verifier.port, delay=0.05) as link:
+            device = Device(classpath, folders["bundle"], link.address, mode="TREE")
             async with device:
                 device.ask(PROMPTS[1], SAMPLINGS[1], MAX_NEW, script=[*PROMPTS[1], *wanted[:20]])
                 screen, record, asked = Screen(), None, False
@@ -239,6 +240,7 @@ def test_an_app_that_is_killed_goes_on(
                         record = event["record"]
                         continue
                     screen.show(event)
+                    assert event["event"] != "finished"
                     if screen.verified > 3:
                         link.silent = True
                     if not asked and len(screen.tokens) - screen.verified >= 5:
@@ -265,30 +267,31 @@ def test_an_answer_keeps_to_one_arithmetic(classpath: list[Path], folders: dict[
 
     async def run(*ports: int) -> None:
         async with BothVersions(*ports) as link:
-            cuts = list[str]()
+            link.delay = 0.05  # and trees: the cut comes rounds before the answer's end
+            records = list[str]()
 
             async def each(screen: Screen) -> None:
-                if screen.events[-1]["event"] == "verified" and len(cuts) < 2:
+                if screen.events[-1]["event"] == "verified" and not records:
                     device.say("record")
                     while (event := await device.hear())["event"] != "record":
                         screen.show(event)
-                    cuts.append(event["record"])
+                    records.append(event["record"])
                     link.cut()
 
-            async with Device(classpath, folders["bundle"], link.address, offline_rate=200.0) as device:
+            settings: dict[str, Any] = {"offline_rate": 200.0, "mode": "TREE"}
+            async with Device(classpath, folders["bundle"], link.address, **settings) as device:
                 device.ask(PROMPTS[1], SAMPLINGS[1], MAX_NEW)
                 screen = await device.watch(each)
                 check(screen, truth(1, 1))
                 assert any("begun in one arithmetic" in event.get("detail", "") for event in screen.events)
-            # it may have written the rest alone before a second cut
-            assert json.loads(cuts[0])["arithmetic"] == "one" and link.dials >= 2 + len(cuts)
+            assert json.loads(records[0])["arithmetic"] == "one" and link.dials >= 3  # one, other, one
             link.ports = ports[1:]
             patience = {"open": 0.6, "connect": 0.3, "silence": 1.0, "offline": 1.0}
-            address, settings = link.address, {"patience": patience, "offline_rate": 200.0}
-            async with Device(classpath, folders["bundle"], address, **settings) as device:
+            settings["patience"] = patience
+            async with Device(classpath, folders["bundle"], link.address, **settings) as device:
                 device.ask(PROMPTS[2], max_new=MAX_NEW)
                 check(await device.watch(), truth(2, 0))
-                device.ask([], record=cuts[-1])
+                device.ask([], record=records[0])
                 end = (await device.watch(screen=Screen(texts=False))).end
                 assert end["reason"] in ("stop", "length", "unreachable") and end["provisional"]
                 assert "begun in one arithmetic" in end["detail"]
@@ -308,7 +311,9 @@ def test_an_understudy_takes_over(
     """While the target is silent it writes on from what the drafter began; the text is the target's in the end."""
 
     async def run(use: str) -> Screen:
-        async with linked(classpath, folders, verifier, hash_understudy=True, understudy=use) as (device, link):
+        settings = {"hash_understudy": True, "understudy": use, "mode": "TREE"}
+        async with linked(classpath, folders, verifier, **settings) as (device, link):
+            link.delay = 0.02  # the silence comes rounds before the answer's end
             screen = Screen()
 
             async def silence(screen: Screen) -> None:
@@ -341,6 +346,7 @@ def test_an_understudy_drafts(
         screens = []
         settings = {"hash_understudy": True, "understudy": "WARM", "mode": "TREE"}
         async with linked(classpath, folders, verifier, **settings) as (device, link):
+            link.delay = 0.02
             for number, (prompt, sampling) in enumerate(asked):
 
                 async def each(screen: Screen) -> None:
