@@ -64,8 +64,8 @@ class LabLink:
 
     Manual faults: `silent` (nothing that is sent arrives), `cut()` (every connection is reset), `delay` (seconds each
     way, on top of the profile's). The profile's own outages come within `weather()`, which restarts the random numbers:
-    links of one seed behave alike in the same weather. dilation: the profile's time runs slower by this factor than the
-    clock.
+    links of one seed behave alike in the same weather, and each direction (False down, True up) whatever is sent in the
+    other. dilation: the profile's time runs slower by this factor than the clock.
     """
 
     def __init__(self, profile: Profile | None, seed: int, delay: float, dilation: float) -> None:
@@ -73,7 +73,7 @@ class LabLink:
         self.silent = self.held = False
         self.up = self.down = 0  # bytes forwarded
         self.cuts = 0
-        self._seed, self.rng = seed, random.Random(seed)
+        self._seed, self.rngs = seed, [random.Random(f"{seed} {up}") for up in (False, True)]
 
     @property
     def address(self) -> str:
@@ -91,7 +91,8 @@ class LabLink:
     @contextlib.asynccontextmanager
     async def weather(self, phase: float = 0.5) -> AsyncIterator[None]:
         """Run the profile's outages in this context, the first one after `phase` periods; it also seeds the delays."""
-        self.rng.seed(f"{self._seed} {phase}")
+        for up, rng in enumerate(self.rngs):
+            rng.seed(f"{self._seed} {phase} {up}")
         outages = asyncio.create_task(self._outages(phase))
         try:
             yield
@@ -115,12 +116,12 @@ class LabLink:
                 self.held = False
             await asyncio.sleep(dilation * (profile.period - profile.outage))
 
-    def trip(self) -> float:
+    def trip(self, up: bool) -> float:
         """Return the seconds of the next packet, one way, without losses."""
         profile, seconds = self.profile, self.profile.rtt / 2000
         if profile.jitter:  # gamma distributed, like real round trips: a steep start and a long tail
-            spread = profile.jitter / 1000
-            seconds = self.rng.gammavariate((profile.rtt / 1000 / spread) ** 2 / 2, spread**2 / (profile.rtt / 1000))
+            rtt, spread = profile.rtt / 1000, profile.jitter / 1000
+            seconds = self.rngs[up].gammavariate((rtt / spread) ** 2 / 2, spread**2 / rtt)
         return self.delay + self.dilation * seconds
 
 
@@ -182,11 +183,11 @@ class EmulatedLink(LabLink):
                 self._pipes.discard(pipe)
                 pipe.abort()
 
-    def arrival(self, packets: int, at: float) -> float:
+    def arrival(self, packets: int, at: float, up: bool) -> float:
         """Return when a chunk of `packets` packets that leaves at `at` arrives."""
-        profile, late = self.profile, self.trip()
+        profile, late = self.profile, self.trip(up)
         if profile.loss:
-            lost = sum(self.rng.random() < profile.loss / 100 for _ in range(packets))
+            lost = sum(self.rngs[up].random() < profile.loss / 100 for _ in range(packets))
             late += self.dilation * lost * max(LEAST_RETRY, RETRY_TRIPS * profile.rtt / 1000)
         return at + late
 
@@ -231,7 +232,7 @@ class _Pipe:
             if data and self._swallows():
                 continue
             free = max(free, loop.time()) + 8 * len(data) / (1e6 * megabits) * link.dilation
-            arrival = max(arrival, link.arrival(-(-len(data) // PACKET), free))
+            arrival = max(arrival, link.arrival(-(-len(data) // PACKET), free, self.up))
             self._chunks.append((arrival, data))
             self._waiting += len(data)
             self._news.set()

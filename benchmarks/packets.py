@@ -300,16 +300,16 @@ class _Way:
 
     def _send(self, packet: bytes) -> None:
         link, loop = self.link, asyncio.get_running_loop()
-        profile, rng, now = link.profile, link.rng, loop.time()
+        profile, rng, now = link.profile, link.rngs[self.up], loop.time()
         if not link.passes(packet, self.up) or rng.random() < profile.loss / 100:
             return
         seconds = link.dilation * 8 / (1e6 * (profile.up if self.up else profile.down))  # per byte
         if self._free > now + BUFFER * seconds:
             return  # the queue is full
         self._free = max(self._free, now) + len(packet) * seconds
-        arrival = max(self._arrival, self._free + link.trip())
+        arrival = max(self._arrival, self._free + link.trip(self.up))
         if rng.random() < OVERTAKEN:
-            loop.call_at(arrival + link.trip() / 2, self._arrive, packet)
+            loop.call_at(arrival + link.trip(self.up) / 2, self._arrive, packet)
             return
         self._arrival = arrival
         loop.call_at(arrival, self._arrive, packet)

@@ -66,7 +66,7 @@ class Simulation:
         self.text = [rank + 1 for rank in self.passage.ranks]
         self.rng = random.Random(f"{world.number} {number}")
         self.link = LabLink(world.profile, world.number, 0.0, 1.0)
-        self.link.rng = self.rng
+        self.link.rngs = [self.rng, self.rng]
         self.prompt = 1  # tokens of the session's: reading it takes as long as the passage's would
         understudy = world.token is not None and device.understudy
         use = UnderstudyUse.WARM if understudy else UnderstudyUse.OFF
@@ -121,7 +121,7 @@ class Simulation:
 
     def _trip(self, sent: float, last: float) -> float:
         """Return the arrival of a message that was sent after one that arrives at `last`."""
-        profile, seconds = self.world.profile, self.link.trip()
+        profile, seconds = self.world.profile, self.link.trip(up=False)
         if self.rng.random() < profile.loss / 100:
             seconds += max(LEAST_RETRY, RETRY_TRIPS * profile.rtt / 1000)
         arrival = sent + seconds

@@ -110,7 +110,7 @@ def test_round_trips_have_the_mean_and_the_spread_of_the_profile() -> None:
         profile = replace(PROFILES[name], loss=0)
         for dilation in (1.0, 4.0):
             link = EmulatedLink(1, profile, dilation=dilation)
-            round_trips = [1000 / dilation * link.arrival(1, link.arrival(1, 0.0)) for _ in range(5000)]
+            round_trips = [1000 / dilation * link.arrival(1, link.arrival(1, 0.0, True), False) for _ in range(5000)]
             assert statistics.mean(round_trips) == pytest.approx(profile.rtt, rel=0.03)
             assert statistics.stdev(round_trips) == pytest.approx(profile.jitter, rel=0.05)
 
@@ -118,22 +118,36 @@ def test_round_trips_have_the_mean_and_the_spread_of_the_profile() -> None:
 def test_chance_is_seeded() -> None:
     profile = PROFILES["congested"]
     links = [EmulatedLink(1, profile, seed) for seed in (1, 1, 2)]
-    round_trips = [[link.arrival(3, 0.0) for _ in range(20)] for link in links]
+    round_trips = [[link.arrival(3, 0.0, False) for _ in range(20)] for link in links]
     assert round_trips[0] == round_trips[1] != round_trips[2]
     assert min(round_trips[0]) > 0 and len(set(round_trips[0])) == 20
 
 
 async def luck(link: EmulatedLink, phase: float) -> list[float]:
     async with link.weather(phase):
-        return [link.arrival(3, 0.0) for _ in range(20)]
+        return [link.arrival(3, 0.0, False) for _ in range(20)]
 
 
 def test_the_same_weather_brings_the_same_luck_whatever_was_before() -> None:
     async def test() -> None:
         link, same, other = (EmulatedLink(1, PROFILES["congested"], seed) for seed in (1, 1, 2))
-        link.arrival(5, 0.0)
+        link.arrival(5, 0.0, True)
         assert await luck(link, 0.25) == await luck(same, 0.25) != await luck(other, 0.25)
         assert await luck(link, 0.75) != await luck(link, 0.25) == await luck(same, 0.25)
+
+    asyncio.run(test())
+
+
+def test_what_is_sent_changes_nobodys_luck_in_the_other_direction() -> None:
+    """So that two modes which stream alike lose the same packets, though one of them asked for more."""
+
+    async def test() -> None:
+        link, busy = EmulatedLink(1, PROFILES["satellite"]), list[float]()
+        async with link.weather(0.25):
+            for _ in range(20):
+                link.arrival(1, 0.0, True)
+                busy.append(link.arrival(3, 0.0, False))
+        assert busy == await luck(link, 0.25)
 
     asyncio.run(test())
 
