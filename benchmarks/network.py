@@ -31,6 +31,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import math
 import random
 import statistics
 import sys
@@ -275,8 +276,10 @@ async def measure_profile(bench: Bench, profile: Profile) -> Figures:
             )
             policy, pinned = settings
             chosen = RuntimeOptions(
-                policy=policy, engine=engine, shape=shapes.get(name, TreeShape(nodes=options.nodes)), **bench.pass_
-            )
+                policy=policy, engine=engine, shape=shapes.get(name, TreeShape(nodes=options.nodes)),
+                idle=math.inf,  # the others' turns may take minutes
+                **bench.pass_,
+            )  # fmt: skip
             runtime = runtimes[name] = await stack.enter_async_context(
                 EdgeRuntime(bench.bundle, link.address, chosen, pinned)
             )
