@@ -124,14 +124,16 @@ def test_chance_is_seeded() -> None:
 
 
 async def luck(link: EmulatedLink, phase: float) -> list[float]:
+    """Arrivals in both directions, first up, then down."""
     async with link.weather(phase):
-        return [link.arrival(3, 0.0, False) for _ in range(20)]
+        return [link.arrival(3, 0.0, up) for up in (True, False) for _ in range(20)]
 
 
 def test_the_same_weather_brings_the_same_luck_whatever_was_before() -> None:
     async def test() -> None:
         link, same, other = (EmulatedLink(1, PROFILES["congested"], seed) for seed in (1, 1, 2))
-        link.arrival(5, 0.0, True)
+        for up in (True, False):
+            link.arrival(5, 0.0, up)
         assert await luck(link, 0.25) == await luck(same, 0.25) != await luck(other, 0.25)
         assert await luck(link, 0.75) != await luck(link, 0.25) == await luck(same, 0.25)
 
@@ -147,7 +149,8 @@ def test_what_is_sent_changes_nobodys_luck_in_the_other_direction() -> None:
             for _ in range(20):
                 link.arrival(1, 0.0, True)
                 busy.append(link.arrival(3, 0.0, False))
-        assert busy == await luck(link, 0.25)
+        quiet = await luck(link, 0.25)
+        assert busy == quiet[20:] and quiet[:20] != quiet[20:]
 
     asyncio.run(test())
 
